@@ -25,7 +25,7 @@ from foundling.cli.options import (
     positives,
     print_json,
 )
-from foundling.runtime.processes import Ended, run_child
+from foundling.runtime.processes import ChildResult, run_child
 
 if TYPE_CHECKING:
     from foundling.config.run import RunConfig
@@ -126,7 +126,7 @@ class Climbed:
         return asdict(self)
 
 
-Start = Callable[[str], Ended]
+Start = Callable[[str], ChildResult]
 
 
 def bench_ladder(
@@ -158,7 +158,7 @@ def bench_ladder(
         yield _climbed(rung, go(json.dumps(given)), most)
 
 
-def _climbed(rung: Rung, ended: Ended, most: int) -> Climbed:
+def _climbed(rung: Rung, ended: ChildResult, most: int) -> Climbed:
     theirs = {"rows": rung.batch, "step_s": rung.step_s, "memory_gb": rung.memory_gb}
     theirs["tokens_per_s"] = rung.tokens_per_s
     if not ended.is_good:
@@ -231,11 +231,11 @@ def _run(options: Options, settings: Settings) -> None:
     from foundling.bench.batch_size import alone, refuse_cap
     from foundling.cli.bench import sized
     from foundling.runtime.console import warn
-    from foundling.runtime.device import choose, device_name
+    from foundling.runtime.device import choose_device, device_name
 
     config = sized(options.target, settings, "")
     alone(config)
-    there = choose(config.train.device, config.train.dtype).device
+    there = choose_device(config.train.device, config.train.dtype).device
     refuse_cap(there, options.limit_gb or 0.0)
     _refuse_set_by_rungs(settings)
     climbed = bench_ladder(

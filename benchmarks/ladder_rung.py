@@ -12,7 +12,7 @@ from foundling.bench.batch_size import cap_memory
 from foundling.config.run import RunConfig
 from foundling.parallel.losses import LossModule, plain_loss
 from foundling.profiling.step_runner import StepRunner, Timed, random_rows
-from foundling.runtime.device import prepare
+from foundling.runtime.device import prepare_device
 from foundling.runtime.processes import tie_to_parent
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     tie_to_parent()
     asked = json.loads(sys.stdin.read())
     config = RunConfig.model_validate_json(asked["config"])
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     cap_memory(choice.device, asked["memory_gb"])
     dtype = str(choice.dtype).removeprefix("torch.")
     found: dict[str, Any] = {"same": None, "largest": None, "chosen": [], "dtype": dtype}

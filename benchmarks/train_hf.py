@@ -38,9 +38,9 @@ def compare(
     # Not at the top: what imports torch comes after the command has said how long it takes.
     from benchmarks.with_transformers import refuse_contender
     from foundling.bench.train import ThroughputMeter, bench_train
-    from foundling.runtime.device import prepare
+    from foundling.runtime.device import prepare_device
 
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     for name in names:
         refuse_contender(name, config, choice)
     bench = bench_train(config, asked, tell)
@@ -66,9 +66,9 @@ def _timed(
     from benchmarks.with_transformers import HfTrainer
     from foundling.bench.batch_size import fastest, try_sizes
     from foundling.bench.train import checked_text, timed_rows
-    from foundling.runtime.device import release_memory
+    from foundling.runtime.device import free_cached_memory
     from foundling.runtime.progress import process_age
-    from foundling.train.step import collector_held
+    from foundling.train.step import manual_gc
 
     portions = asked.portions(
         config.train.batch_size, asked.micro_steps_of(config, config.train.batch_size)
@@ -86,7 +86,7 @@ def _timed(
             size = fastest(tried)
             if not size:
                 raise RunError(f"{name} does not fit at any batch size; leave it out of --compare.")
-        with collector_held() as gc_control:  # as ours
+        with manual_gc() as gc_control:  # as ours
             if not tried:
                 contender.timed(rows, 1, size=size, warmup=0)
                 age = process_age()
@@ -103,7 +103,7 @@ def _timed(
         ) from error
     finally:
         del contender
-        release_memory()
+        free_cached_memory()
     tell(f"{name}: {timed.tokens_per_s:,.0f} tokens/s at {size} rows")
     return meter.result(name, how, timed, age - began, tried)
 

@@ -23,10 +23,10 @@ from foundling.config.run import RunConfig
 from foundling.profiling.step_runner import WARM_UP, BenchRows, Marks, Timed, forget_step
 from foundling.runtime.device import (
     DeviceChoice,
-    forget_peak,
-    memory_now,
-    release_memory,
-    shortage_by_name,
+    free_cached_memory,
+    memory_usage,
+    reset_peak_memory,
+    translate_out_of_memory,
 )
 
 MOST_GRAPHS = 1024
@@ -92,7 +92,7 @@ class HfTrainer:
         lr = self.config.optim.lr / 10  # as ours
         for number in range(warmup):
             self._step(drawn[number % len(drawn)], lr)
-        forget_peak(self.device)
+        reset_peak_memory(self.device)
         marks = Marks(self.device)
         losses = []
         for number in range(warmup, warmup + count):
@@ -100,8 +100,8 @@ class HfTrainer:
             marks.mark()
         found.step_s = marks.seconds()
         found.losses = [float(loss) for loss in losses]
-        found.allocated = memory_now(self.device)["memory_peak"]
-        found.reserved = memory_now(self.device)["memory_peak_reserved"]
+        found.allocated = memory_usage(self.device)["memory_peak"]
+        found.reserved = memory_usage(self.device)["memory_peak_reserved"]
         return found
 
     def learn(self, text: BenchRows, portions: Sequence[Portion]) -> None:
@@ -117,7 +117,7 @@ class HfTrainer:
     def recover(self) -> None:
         """After a step that did not fit."""
         forget_step(self.optimizer)
-        release_memory()
+        free_cached_memory()
 
     def _drawn(self, rows: BenchRows, start: int, size: int) -> tuple[Tensor, Tensor]:
         batch = rows.batch(start, size)
@@ -126,7 +126,7 @@ class HfTrainer:
             torch.as_tensor(batch.targets).to(self.device),
         )
 
-    @shortage_by_name()
+    @translate_out_of_memory()
     def _step(self, batches: Sequence[tuple[Tensor, Tensor]], lr: float) -> Tensor:
         mixed = self.compute != torch.float32 and not self.pure
         total = torch.zeros((), device=self.device)

@@ -26,12 +26,12 @@ from foundling.optim.optimizer import build_optimizer, set_lr
 from foundling.runtime.console import size, table
 from foundling.runtime.device import (
     DeviceChoice,
-    choose,
+    choose_device,
     device_name,
-    forget_peak,
-    memory_now,
-    prepare,
-    release_memory,
+    free_cached_memory,
+    memory_usage,
+    prepare_device,
+    reset_peak_memory,
 )
 from foundling.train.autotune.attention import AttentionShape, reference
 from foundling.train.autotune.harness import IN_A_ROW_S, median_seconds
@@ -99,7 +99,7 @@ NOTES = {
 
 def describe_kernels(part: str, rows: Sequence[KernelTiming], config: RunConfig) -> list[str]:
     """The table as text, of one part's rows."""
-    choice = choose(config.train.device, config.train.dtype)
+    choice = choose_device(config.train.device, config.train.dtype)
     model, train = config.model, config.train
     measured = {name for row in rows for name in row.figures}
     columns = {name: FIGURES[name] for name in FIGURES if name in measured}
@@ -132,7 +132,7 @@ def _measured(ways: Mapping[str, Work | str]) -> Iterator[KernelTiming]:
         except (UserError, RuntimeError, ImportError) as error:  # no such kernel, no room
             refusal = str(error).splitlines()[0][:160]
         yield KernelTiming(name, refusal, figures)
-        release_memory()
+        free_cached_memory()
 
 
 def bench_attention(
@@ -141,7 +141,7 @@ def bench_attention(
     """Every kernel that can be launched, causal, per document and windowed; a mistake is refused
     when it is called."""
     alone(config, words=False)
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     kernels = _kernels(choice)
     refuse_unknown(only, kernels)
     return _measured(
@@ -285,7 +285,7 @@ def bench_loss(
 ) -> Iterator[KernelTiming]:
     """Measure each way at the config's rows, width and vocabulary."""
     alone(config)
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     ways = losses(config, choice)
     refuse_unknown(only, ways)
     return _measured(
@@ -308,11 +308,11 @@ def _measured_loss(config: RunConfig, choice: DeviceChoice, loss: Loss, seconds:
         return forward_backward(loss, choice, given)
 
     held = work()  # gradients too are there between two steps
-    before = memory_now(choice.device)["memory_allocated"]
+    before = memory_usage(choice.device)["memory_allocated"]
     del held
-    forget_peak(choice.device)
+    reset_peak_memory(choice.device)
     work()
-    peak = memory_now(choice.device)["memory_peak"] - before
+    peak = memory_usage(choice.device)["memory_peak"] - before
     took = median_seconds(work, choice.device, seconds)
     found = forward_backward(loss, choice, random_inputs(config.model, choice))
     pairs = zip(found, exact_forward_backward(config.model, config.train, choice), strict=True)
@@ -367,7 +367,7 @@ def bench_optimizer(
 ) -> Iterator[KernelTiming]:
     """Measure each; one that cannot be built says why."""
     alone(config, rows=False)
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     there = optimizers(config)
     refuse_unknown((word for word in only if not any(word in name for name in there)), there)
     return _measured(

@@ -18,9 +18,9 @@ from foundling.parallel.mesh import make_mesh
 from foundling.plan.supply import known_sizes
 from foundling.profiling.step_runner import StepRunner, Timed, random_rows
 from foundling.runtime.console import size, table
-from foundling.runtime.device import DeviceChoice, prepare
-from foundling.runtime.dist import barrier, joined, world_from_environment
-from foundling.runtime.processes import Ended, run_ranks, tie_to_parent
+from foundling.runtime.device import DeviceChoice, prepare_device
+from foundling.runtime.dist import barrier, process_group, world_from_environment
+from foundling.runtime.processes import ChildResult, run_ranks, tie_to_parent
 
 # Each layout is a job of its own on this machine, in fresh processes, so that none inherits
 # another's memory and a layout that dies leaves the rest. The ranks take the trainer's own steps on
@@ -41,7 +41,7 @@ METHOD = (
     "communication: the share of a step beyond the same forward and backward pass taken by the same"
     " processes side by side without a group, and the layout's own update"
 )
-Start = Callable[[RunConfig, int], Sequence[Ended]]
+Start = Callable[[RunConfig, int], Sequence[ChildResult]]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def bench_parallel(
 
 
 def _starter(steps: int, limit_s: float) -> Start:
-    def start(config: RunConfig, processes: int) -> list[Ended]:
+    def start(config: RunConfig, processes: int) -> list[ChildResult]:
         given = json.dumps({"config": config.model_dump_json(), "steps": steps, "limit_s": limit_s})
         words = ["-m", "foundling.bench.layouts"]
         return run_ranks(words, processes, limit_s=limit_s, given=given)
@@ -127,7 +127,7 @@ def _starter(steps: int, limit_s: float) -> Start:
     return start
 
 
-def result_of(layout: str, ended: Sequence[Ended]) -> LayoutTiming:
+def result_of(layout: str, ended: Sequence[ChildResult]) -> LayoutTiming:
     """From what the ranks printed to one line of the table."""
     for rank, one in enumerate(ended):
         if not one.is_good:
@@ -205,8 +205,8 @@ def main() -> None:
     asked = json.loads(sys.stdin.read())
     config = RunConfig.model_validate_json(asked["config"])
     world = world_from_environment()
-    choice = prepare(config.train, world.local_rank)
-    with joined(world, choice.device, timeout_s=int(asked["limit_s"])):
+    choice = prepare_device(config.train, world.local_rank)
+    with process_group(world, choice.device, timeout_s=int(asked["limit_s"])):
         mesh = make_mesh(config.parallel, world, choice.device)
         barrier()
         taken = _timed(StepRunner(config, choice, mesh), asked["steps"])

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from foundling.config.errors import DataError
 from foundling.config.run import RunConfig
 from foundling.profiling.step_runner import BenchRows, StepRunner
-from foundling.runtime.device import choose, device_name, release_memory
+from foundling.runtime.device import choose_device, device_name, free_cached_memory
 from foundling.runtime.files import write_text_atomic
 
 LAST = 5
@@ -191,7 +191,7 @@ def reference_course(config: RunConfig, rows: BenchRows, portions: Sequence[Port
     # Kernels are launched at a run's own rows before it begins, and every score of eight long rows
     # at once fits into no GPU.
     simple = simple.replace(train={"batch_size": 1})
-    choice = choose(simple.train.device, simple.train.dtype)
+    choice = choose_device(simple.train.device, simple.train.dtype)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -199,7 +199,7 @@ def reference_course(config: RunConfig, rows: BenchRows, portions: Sequence[Port
         return course(StepRunner(simple, choice), rows, single)
     finally:
         torch.set_float32_matmul_precision(before)
-        release_memory()
+        free_cached_memory()
 
 
 def kept_reference(
@@ -213,7 +213,7 @@ def kept_reference(
     if (known := read_reference(file, config, rows, portions)) is not None:
         return known
     found = reference_course(config, rows, portions)
-    device = device_name(choose(config.train.device, config.train.dtype).device)
+    device = device_name(choose_device(config.train.device, config.train.dtype).device)
     key, model = _key(config, rows, portions), _key(config)
     kept = KeptReference(key=key, model=model, device=device, course=found)
     write_text_atomic(file, json.dumps(asdict(kept)) + "\n")

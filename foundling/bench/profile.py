@@ -25,11 +25,11 @@ from foundling.profiling.probe import memory_meter
 from foundling.profiling.step_runner import StepRunner, Tell, random_rows, tell_chosen
 from foundling.profiling.trace import PARTS, pieces, taken_apart, watched
 from foundling.runtime.console import size, table
-from foundling.runtime.device import DeviceChoice, device_name, prepare, release_memory
+from foundling.runtime.device import DeviceChoice, device_name, free_cached_memory, prepare_device
 from foundling.runtime.files import cache_folder
-from foundling.train.oom import dump_snapshot, recorded_history, refused_on_oom, snapshot_on_oom
+from foundling.train.oom import dump_snapshot, record_history, refuse_on_oom, snapshot_on_oom
 from foundling.train.state import TrainState
-from foundling.train.step import collector_held
+from foundling.train.step import manual_gc
 
 # Steps are timed first and profiled after that, because a profiler slows the clock: kernels on a
 # GPU run as fast as without it, so their seconds are kept and what they leave of the timed step is
@@ -95,16 +95,16 @@ def bench_profile(
     tell: Tell = lambda _: None,
 ) -> StepProfile:
     """Time some steps, profile a few, write the trace for chrome://tracing or perfetto."""
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     alone(config)
     refuse_unwritable(trace, "--trace")
     rows = random_rows(config)
     size, cuda = config.train.batch_size, choice.device.type == "cuda"
-    with refused_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
+    with refuse_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
         runner = StepRunner(config, choice)
         tell_chosen(runner.chosen, tell)
         config = runner.config  # with what was chosen
-        with collector_held() as gc_control:  # as in a run
+        with manual_gc() as gc_control:  # as in a run
             runner.timed(rows, 1, size=size, warmup=0)
             gc_control.step()
             timed = runner.timed(rows, steps, size=size)
@@ -116,7 +116,7 @@ def bench_profile(
     found.setdefault("communication", 0.0)  # one process has no communication
     kernels, launches = _kernels(events, cuda, profiled)
     del runner, work, events
-    release_memory()
+    free_cached_memory()
     tell("measuring the ceilings")
     # The runner has set how fp32 products are made: those of a tf32 run are measured in tf32.
     ceilings = measure_ceilings(choice.device, quick=quick)
@@ -331,7 +331,7 @@ def bench_memory(
     config: RunConfig, snapshot: Path | None = None, tell: Tell = lambda _: None
 ) -> MemoryTimeline:
     """Weigh one step; with `snapshot`, leave the allocator's own account of it too (CUDA)."""
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     alone(config)
     cuda = choice.device.type == "cuda"
     if config.train.compile == "graphs":
@@ -347,9 +347,9 @@ def bench_memory(
     batch = rows.batch(0, config.train.batch_size)
     moments: list[Moment] = []
     with (
-        refused_on_oom(config.train),
+        refuse_on_oom(config.train),
         snapshot_on_oom(cache_folder("oom")),
-        recorded_history(choice.device),
+        record_history(choice.device),
     ):
         runner = StepRunner(config, choice)
         tell_chosen(runner.chosen, tell)

@@ -50,16 +50,16 @@ from foundling.runtime.console import size, table
 from foundling.runtime.device import (
     DeviceChoice,
     device_name,
-    prepare,
-    release_memory,
-    shortage_by_name,
+    free_cached_memory,
+    prepare_device,
+    translate_out_of_memory,
 )
 from foundling.runtime.files import cache_folder
 from foundling.runtime.progress import process_age
 from foundling.runtime.versions import commit
 from foundling.train.autotune.harness import matmul_peak, sheet_peak
-from foundling.train.oom import refused_on_oom, snapshot_on_oom
-from foundling.train.step import collector_held
+from foundling.train.oom import refuse_on_oom, snapshot_on_oom
+from foundling.train.step import manual_gc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +288,7 @@ class BenchOptions:
 
 def bench_train(config: RunConfig, asked: BenchOptions, tell: Tell = lambda _: None) -> TrainBench:
     """Measure and check."""
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     _refuse_early(config, asked)
     cap_memory(choice.device, asked.memory)
     config, tried, age = _with_best(config, choice, asked, tell)
@@ -301,7 +301,7 @@ def bench_train(config: RunConfig, asked: BenchOptions, tell: Tell = lambda _: N
     timed, ours, since_start, how = _ours(config, choice, asked, micro_steps, text, tell)
     tell(f"foundling: {timed.tokens_per_s:,.0f} tokens/s at {timed.rows} rows")
     meter = ThroughputMeter(config, choice, matmul_peak(choice.device, choice.dtype))
-    release_memory()
+    free_cached_memory()
     result = meter.result("foundling", how, timed, age or since_start, tried)
     check = None
     if text is not None and ours is not None:
@@ -356,7 +356,7 @@ def _check(
     whole device."""
     lift_cap(choice.device)
     try:
-        with shortage_by_name():
+        with translate_out_of_memory():
             plain, source = kept_reference(asked.reference, config, text, portions)
     except torch.OutOfMemoryError as error:
         raise RunError(
@@ -364,7 +364,7 @@ def _check(
             " --reference FILE made on a larger one, or --check-steps 0."
         ) from error
     finally:
-        release_memory()
+        free_cached_memory()
         cap_memory(choice.device, asked.memory)
     loss_gap, grad_gap = gaps(config, choice.dtype, asked.tolerance)
     return Check(
@@ -390,10 +390,10 @@ def _ours(
     rows, first, ours = timed_rows(config, asked), config.train.batch_size, None
     runner = None
     try:
-        with refused_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
+        with refuse_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
             runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
-            with collector_held() as gc_control:
+            with manual_gc() as gc_control:
                 if text is None:
                     runner.timed(rows, 1, size=first, warmup=0)
                     age = process_age()
@@ -411,7 +411,7 @@ def _ours(
         return timed, ours, age, how_it_ran(runner.config, choice, runner.chosen)
     finally:
         del runner
-        release_memory()
+        free_cached_memory()
 
 
 def timed_rows(config: RunConfig, asked: BenchOptions) -> BenchRows:
@@ -430,7 +430,7 @@ def _with_best(
     tried: dict[int, float | None] = {}
     age = 0.0
     try:
-        with shortage_by_name():
+        with translate_out_of_memory():
             runner = StepRunner(config, choice)
         tell_chosen(runner.chosen, tell)
         tried, age = try_sizes(runner, rows, partial(asked.micro_steps_of, config), tell)
@@ -438,7 +438,7 @@ def _with_best(
         pass  # not even the weights fit
     finally:
         del runner
-        release_memory()
+        free_cached_memory()
     best = fastest(tried)
     if not best:
         raise RunError("not even one row fits into the device's memory; see `foundling plan`.")

@@ -281,7 +281,7 @@ def measure_and_report(
     recorded figures."""
     from foundling.bench import baselines
     from foundling.bench.batch_size import refuse_unwritable
-    from foundling.runtime.device import choose, device_name
+    from foundling.runtime.device import choose_device, device_name
 
     _refuse_unused(options)
     for name, default in {"steps": STEPS, "micro_steps": 1, "check_steps": CHECK_STEPS}.items():
@@ -289,7 +289,7 @@ def measure_and_report(
             options, name, default if getattr(options, name) is None else getattr(options, name)
         )
     config = sized(options.target, settings, options.batch or "")
-    device = choose(config.train.device, config.train.dtype).device
+    device = choose_device(config.train.device, config.train.dtype).device
     line = baselines.line_of(
         options.target,
         settings,
@@ -404,13 +404,13 @@ def _generate(options: Options, settings: Settings) -> None:
     from foundling.bench.generate import SAMPLINGS, bench_generate, describe_generate
     from foundling.profiling.ceilings import measure_ceilings
     from foundling.runtime.console import warn
-    from foundling.runtime.device import choose
+    from foundling.runtime.device import choose_device
 
     samplings = listed(options.sampling)
     if unknown := [name for name in samplings if name not in SAMPLINGS]:
         raise ConfigError(f"--sampling {unknown[0]} is none of {', '.join(SAMPLINGS)}.")
     config = sized(options.target, settings, "")
-    device = choose(options.device, "fp32").device
+    device = choose_device(options.device, "fp32").device
     found = bench_generate(
         config.model,
         device,

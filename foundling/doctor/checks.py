@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from foundling.config.errors import UserError
 from foundling.config.run import RunConfig
-from foundling.runtime.processes import Ended, run_child, tie_to_parent
+from foundling.runtime.processes import ChildResult, run_child, tie_to_parent
 
 LIMIT_S = 60.0
 
@@ -151,7 +151,7 @@ ABOUT_THE_MACHINE = ("kernels", "health")
 """A child that dies in one of these says something about the machine and nothing about settings."""
 BEGINS, SAYS = "@begins ", "@says "
 MOST_CHILDREN = 12
-Start = Callable[[DoctorRequest], Ended]
+Start = Callable[[DoctorRequest], ChildResult]
 
 
 class Notes:
@@ -178,7 +178,7 @@ def examined(
 ) -> Iterator[CheckResult]:
     """The lines of some tasks, and one for each thing that their child did not survive."""
 
-    def start(question: DoctorRequest) -> Ended:
+    def start(question: DoctorRequest) -> ChildResult:
         return run_child(
             ["-m", "foundling.doctor.checks", *names],
             limit_s=asked.limit_s,
@@ -209,7 +209,7 @@ def tried(asked: DoctorRequest, start: Start) -> Iterator[CheckResult]:
         asked = asked.without(*begun)
 
 
-def _remedy(name: str, ended: Ended) -> str:
+def _remedy(name: str, ended: ChildResult) -> str:
     if ended.code is None:
         return "raise --limit if it is only slow, or look at the machine's log (dmesg)."
     if name in ABOUT_THE_MACHINE:

@@ -32,9 +32,9 @@ from foundling.doctor.network import (
     list_interfaces,
     own_name_leads_to,
 )
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from foundling.runtime.dist import World, world_from_environment
-from foundling.runtime.processes import Ended, free_port, run_child, run_ranks
+from foundling.runtime.processes import ChildResult, free_port, run_child, run_ranks
 from foundling.runtime.versions import LEAST_TORCH, Versions, own_versions
 
 
@@ -230,7 +230,7 @@ def _patient(asked: DoctorRequest) -> DoctorRequest:
 
 def _has_device(asked: DoctorRequest) -> bool:
     try:
-        choose(asked.device, asked.dtype, asked.local_rank)
+        choose_device(asked.device, asked.dtype, asked.local_rank)
     except UserError:
         return False
     return not _is_cuda(asked) or asked.local_rank < torch.cuda.device_count()
@@ -276,13 +276,13 @@ def _joint_trials(asked: DoctorRequest, world: World, meeting: Meeting) -> dict[
     tries = 0
 
     def trial(backend: str) -> Trial:
-        def start(variables: Variables) -> list[Ended]:
+        def start(variables: Variables) -> list[ChildResult]:
             nonlocal tries
             tries += 1
             env = {**variables, **_others(world, meeting, f"{backend} {tries}")}
             ended = run_child(_words(backend, asked), limit_s=asked.limit_s, env=env)
             mine = [ended.code, ended.out[-300:], ended.err[-300:], ended.seconds]
-            return [Ended(*one) for one in meeting.tell(f"ended {backend} {tries}", mine)]
+            return [ChildResult(*one) for one in meeting.tell(f"ended {backend} {tries}", mine)]
 
         return start
 

@@ -14,7 +14,7 @@ from foundling.model.transformer import Transformer
 from foundling.plan.hardware import device_slug, find_gpu, known_ceilings, name_of_device
 from foundling.profiling.ceilings import memory_bytes
 from foundling.runtime.console import size
-from foundling.runtime.device import choose, device_name, memory_free
+from foundling.runtime.device import choose_device, device_name, memory_free
 from foundling.train.autotune.attention import choose_kernels
 from foundling.train.autotune.harness import matmul_peak
 from foundling.train.autotune.mlp import choose_feed_forward
@@ -38,7 +38,7 @@ SLOWED = {
 
 def check_health(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
     """Memory, counters and rate of the device that this process would train on."""
-    choice = choose(asked.device, asked.dtype, asked.local_rank)
+    choice = choose_device(asked.device, asked.dtype, asked.local_rank)
     if notes.begins("memory"):
         yield _memory(choice.device)
     if choice.device.type == "cuda" and notes.begins("nvidia-smi"):
@@ -160,7 +160,7 @@ REMEDY = "install the torch build that fits this device"
 
 def check_kernels(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
     """Every kernel that a training step launches."""
-    choice = choose(asked.device, asked.dtype, asked.local_rank)
+    choice = choose_device(asked.device, asked.dtype, asked.local_rank)
     device, dtype, config = choice.device, choice.dtype, asked.run_config()
     where = f"on {device} in {str(dtype).removeprefix('torch.')}"
     if notes.begins("matmul"):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from foundling.doctor.checks import CheckResult, failed, passed, warned
 from foundling.runtime.console import size
-from foundling.runtime.processes import Ended, tie_to_parent
+from foundling.runtime.processes import ChildResult, tie_to_parent
 
 # Which network interfaces there are, and which one leads to the others of a job.
 #
@@ -169,7 +169,7 @@ def _towards(head: str, towards: str, by_address: Mapping[str, Interface]) -> Ch
 # ways that switch off everything, so that what still works is kept.
 
 Variables = Mapping[str, str]
-Trial = Callable[[Variables], Sequence[Ended]]
+Trial = Callable[[Variables], Sequence[ChildResult]]
 """Start the ranks of a small job with these variables, and say how each ended."""
 MEGABYTES = {"gloo": 8, "nccl": 128}
 # NCCL's ways from GPU to GPU, taken away one by one (NCCL's guide, environment variables).
@@ -250,7 +250,7 @@ def find_way(trial: Trial, known: Sequence[Way]) -> Found:
     return Found(None, {}, tuple(failures))
 
 
-def _rates(ended: Ended) -> dict[str, float]:
+def _rates(ended: ChildResult) -> dict[str, float]:
     """The numbers on the last line; a library may have written before it."""
     for line in reversed(ended.out.splitlines()):
         if line.startswith("{"):

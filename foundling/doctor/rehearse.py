@@ -36,7 +36,7 @@ from foundling.plan.workload import works_of
 from foundling.profiling.plan_check import gpu_at_hand
 from foundling.profiling.probe import probe
 from foundling.runtime.console import size
-from foundling.runtime.device import choose, memory_free
+from foundling.runtime.device import choose_device, memory_free
 from foundling.runtime.processes import run_child, tie_to_parent
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import step_lines
@@ -261,7 +261,7 @@ class Point:
 def bench_here(config: RunConfig) -> RehearsalMachine:
     """What this machine has for the config."""
     cuda = torch.cuda.is_available() and config.train.device in ("auto", "cuda")
-    wanted = choose("cuda", config.train.dtype) if cuda else choose("cpu", "fp32")
+    wanted = choose_device("cuda", config.train.dtype) if cuda else choose_device("cpu", "fp32")
     return RehearsalMachine(
         gpus=torch.cuda.device_count() if cuda else 0,
         gpu=gpu_at_hand(wanted.device) if cuda else find_gpu("cpu"),

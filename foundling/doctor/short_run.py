@@ -20,8 +20,8 @@ from foundling.plan.supply import known_sizes
 from foundling.profiling.plan_check import gpu_at_hand
 from foundling.profiling.step_runner import StepRunner, Timed, random_rows
 from foundling.runtime.console import size
-from foundling.runtime.device import DeviceChoice, memory_free, prepare
-from foundling.runtime.dist import joined, world_from_environment
+from foundling.runtime.device import DeviceChoice, memory_free, prepare_device
+from foundling.runtime.dist import process_group, world_from_environment
 from foundling.train.autotune.harness import matmul_peak
 
 ROWS, STEPS = 2, 3
@@ -39,13 +39,15 @@ def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
         return
     small = cut(config)
     world = world_from_environment()
-    choice = prepare(config.train, world.local_rank)
+    choice = prepare_device(config.train, world.local_rank)
     if too_much := _too_much(small, choice, world.size, asked):
         yield warned("trial step", f"not taken: {too_much}")
         return
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(joined(world, choice.device, timeout_s=int(asked.limit_s) or 1))
+            stack.enter_context(
+                process_group(world, choice.device, timeout_s=int(asked.limit_s) or 1)
+            )
             mesh = make_mesh(small.parallel, world, choice.device)
             runner, rows = StepRunner(small, choice, mesh), random_rows(small)
             first, later = (

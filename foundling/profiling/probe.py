@@ -19,8 +19,13 @@ from foundling.plan.horizon import batch_tokens
 from foundling.plan.workload import SMALL_MODEL
 from foundling.profiling.step_runner import StepRunner, Tell, random_rows, tell_chosen
 from foundling.profiling.trace import taken_apart, watched
-from foundling.runtime.device import device_name, forget_peak, prepare, release_memory
-from foundling.train.oom import refused_on_oom
+from foundling.runtime.device import (
+    device_name,
+    free_cached_memory,
+    prepare_device,
+    reset_peak_memory,
+)
+from foundling.train.oom import refuse_on_oom
 from foundling.train.state import TrainState
 
 TIMED, WARM_UP = 5, 2
@@ -92,15 +97,15 @@ def probe(
     tell: Tell = lambda _: None,
 ) -> Probe:
     """Take a few steps of `config` here, alone, and say what they cost; `tell` gets progress."""
-    choice = prepare(config.train)
-    with refused_on_oom(config.train):
+    choice = prepare_device(config.train)
+    with refuse_on_oom(config.train):
         # What a run leaves to the device is chosen here too, or the steps would not be the
         # trainer's.
         runner = StepRunner(config, choice)
         tell_chosen(runner.chosen, lambda _: None)
         found = _taken(runner, steps, warmup, tell)
     del runner
-    release_memory()
+    free_cached_memory()
     return found
 
 
@@ -168,7 +173,7 @@ def memory_meter(state: TrainState) -> Iterator[Callable[[], dict[str, int]]]:
 
         def read_cuda() -> dict[str, int]:
             held = state.memory()
-            forget_peak(device)
+            reset_peak_memory(device)
             return {name: held[f"memory_{name}"] for name in ("allocated", "reserved", "peak")}
 
         yield read_cuda
@@ -211,7 +216,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             self._meet(tensor)
 
-    def forget_peak(self) -> None:
+    def reset_peak_memory(self) -> None:
         """Start a new peak."""
         self.peak = self.now
 

@@ -27,11 +27,11 @@ from foundling.model.initialization import empty_model, init_weights
 from foundling.parallel.mesh import ALONE, Mesh
 from foundling.runtime.device import (
     DeviceChoice,
-    forget_peak,
-    memory_now,
-    release_memory,
-    shortage_by_name,
+    free_cached_memory,
+    memory_usage,
+    reset_peak_memory,
     synchronise,
+    translate_out_of_memory,
 )
 from foundling.runtime.dist import on_main
 from foundling.train.autotune.present_machine import autotune, report_choices
@@ -138,10 +138,10 @@ class StepRunner:
         # Rank 0 measures for all: ranks that each chose by their own clock could choose otherwise.
         self.config, self.chosen = on_main(lambda: autotune(config, choice))
         self.device = choice.device
-        forget_peak(self.device)
+        reset_peak_memory(self.device)
         # What graphs hold is known as reserved only: then so is what was there before.
         counted = "reserved" if self.config.train.compile == "graphs" else "allocated"
-        self._before = memory_now(self.device)[f"memory_{counted}"]
+        self._before = memory_usage(self.device)[f"memory_{counted}"]
         self.state = _state(self.config, mesh, choice)
 
     @property
@@ -166,7 +166,7 @@ class StepRunner:
         first = (step * readers.size + readers.rank) * each
         return [rows.batch(first + micro * size, size) for micro in range(micro_steps)]
 
-    @shortage_by_name()
+    @translate_out_of_memory()
     def timed(
         self,
         rows: BenchRows,
@@ -186,7 +186,7 @@ class StepRunner:
         found = Timed(size, micro_steps)
         for number in range(warmup):
             self.step(drawn[number % len(drawn)], self.timed_lr, measure=measure)
-        forget_peak(self.device)
+        reset_peak_memory(self.device)
         marks = Marks(self.device)
         with _updates(self.state, found.optimizer_s) if watch_updates else contextlib.nullcontext():
             for number in range(warmup, warmup + count):
@@ -197,14 +197,14 @@ class StepRunner:
                 found.positions = result.counts.total.positions
         found.step_s = marks.seconds()
         found.allocated = self.state.memory()["memory_peak"]
-        found.reserved = memory_now(self.device)["memory_peak_reserved"]
+        found.reserved = memory_usage(self.device)["memory_peak_reserved"]
         found.memory = found.allocated - self._before
         return found
 
     def recover(self) -> None:
         """After a step that did not fit: forget what it left and give the memory back."""
         forget_step(self.state.optimizer)
-        release_memory()
+        free_cached_memory()
 
 
 def _state(config: RunConfig, mesh: Mesh, choice: DeviceChoice) -> TrainState:

@@ -74,11 +74,11 @@ class Bench:
     def __init__(self, target: str, settings: dict[str, str], policy: str) -> None:
         from foundling.config.load import load_config
         from foundling.profiling.step_runner import StepRunner
-        from foundling.runtime.device import choose
+        from foundling.runtime.device import choose_device
 
         own = {"train.batch-size": "1", "parallel.recompute": policy}
         config = load_config(target, {**FIXED, **settings, **own})
-        self.bench = StepRunner(config, choose(config.train.device, config.train.dtype))
+        self.bench = StepRunner(config, choose_device(config.train.device, config.train.dtype))
 
     def rate(self, batch: int) -> float | None:
         """Positions a second of a step of one micro-batch; None where it does not fit."""

@@ -29,7 +29,7 @@ CAPPED = """
 import sys
 gigabytes = float(sys.argv.pop(1))
 from foundling.bench.batch_size import cap_memory
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 if gigabytes:
     cap_memory(choose("cuda", "auto").device, gigabytes)
 from foundling.cli.main import main

@@ -23,7 +23,7 @@ from foundling.checkpoint.manager import CheckpointManager
 from foundling.config.load import load_config
 from foundling.config.run import CheckpointConfig
 from foundling.profiling.step_runner import StepRunner, random_rows
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from foundling.runtime.dist import World
 
 SETTINGS = {
@@ -49,7 +49,7 @@ SMALL = {
 def measure(every: int, rounds: int, rehearsal: bool, home: Path) -> dict[str, Any]:
     """Rounds in turn; means over them."""
     config = load_config("llama-1.24b", {**SETTINGS, **(SMALL if rehearsal else {})})
-    bench = StepRunner(config, choose(config.train.device, config.train.dtype))
+    bench = StepRunner(config, choose_device(config.train.device, config.train.dtype))
     rows, size = random_rows(bench.config), config.train.batch_size
 
     def timed(count: int) -> list[float]:

@@ -24,7 +24,7 @@ from foundling.config.errors import UserError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
 from foundling.profiling.step_runner import RandomRows, StepRunner
-from foundling.runtime.device import choose, device_name, release_memory
+from foundling.runtime.device import choose_device, device_name, free_cached_memory
 
 CASES = {"qwen2-0.5b-gpt2-24gb": 24.0, "tinygpt-524m-16gb": 16.0, "llama-1.24b-24gb": 24.0}
 """GB of each card."""
@@ -88,7 +88,7 @@ def measure(preset: str, gigabytes: float, *, tiny: bool) -> dict[str, Any]:
 def buckets(config: RunConfig, cap: float, *, tiny: bool) -> dict[str, Any]:
     """Full micro-batches of the shortest and of the longest rows, one after the other as they come
     in a run: what one leaves in the allocator's cache is in the way of the other."""
-    choice = choose(config.train.device, config.train.dtype)
+    choice = choose_device(config.train.device, config.train.dtype)
     cap_memory(choice.device, cap)
     cut = packing_spec_of(config.train.seq_len, config.data.packing, config.data)
     runner, found = StepRunner(config, choice), {}
@@ -103,7 +103,7 @@ def buckets(config: RunConfig, cap: float, *, tiny: bool) -> dict[str, Any]:
             "reserved": timed.reserved,
         }
     del runner
-    release_memory()
+    free_cached_memory()
     return found
 
 
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="tiny models, no cap")
     parser.add_argument("--only", help="one preset of them")
     options = parser.parse_args()
-    device = choose("auto", "auto").device
+    device = choose_device("auto", "auto").device
     report: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__}
     report |= {"rehearsed": options.rehearse, "cases": {}}
     for preset, gigabytes in CASES.items():
@@ -123,7 +123,7 @@ def main() -> int:
                 report["cases"][preset] = measure(preset, gigabytes, tiny=options.rehearse)
             except (UserError, torch.OutOfMemoryError) as error:
                 report["cases"][preset] = {"fits": False, "problems": [str(error)]}
-            release_memory()
+            free_cached_memory()
             options.out.write_text(json.dumps(report, indent=1) + "\n")
             print(json.dumps(report["cases"][preset]), flush=True)
     failed = [n for n, one in report["cases"].items() if one["problems"] or not one["fits"]]

@@ -17,7 +17,7 @@ from foundling.config.optim import OptimConfig
 from foundling.config.run import RunConfig
 from foundling.model.transformer import Transformer
 from foundling.optim.muon import _orthogonalise, orthogonalise
-from foundling.optim.optimizer import build_optimizer, ensure_state, kept
+from foundling.optim.optimizer import build_optimizer, ensure_state, saved_state
 from foundling.plan.memory import optimizer_bytes
 from foundling.plan.params import sizes_of
 from foundling.plan.workload import kind_of
@@ -78,7 +78,7 @@ def test_the_plan_knows_the_state(name: str) -> None:
     optim = config.optim if name == "muon" else OptimConfig(name=name)  # type: ignore[arg-type]
     optimizer = build_optimizer(named.items(), optim)
     ensure_state(optimizer)
-    held = sum(t.nbytes for param in named.values() for t in kept(optimizer, param).values())
+    held = sum(t.nbytes for param in named.values() for t in saved_state(optimizer, param).values())
     assert held == optimizer_bytes(kind_of(optim), sizes_of(config.model))
 
 
@@ -102,7 +102,7 @@ def test_8_bits_by_the_kernel_are_8_bits_plain() -> None:
             optimizer.step()
         found = {name: param.detach().cpu() for name, param in named.items()}
         for name, param in named.items():
-            found |= {f"{name} {k}": t.cpu() for k, t in kept(optimizer, param).items()}
+            found |= {f"{name} {k}": t.cpu() for k, t in saved_state(optimizer, param).items()}
         states.append(found)
     for name, wanted in states[0].items():
         found = states[1][name]

@@ -10,7 +10,7 @@ from foundling.bench.train import BenchOptions, bench_train
 from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
 from foundling.profiling.step_runner import RandomRows, StepRunner
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 
 SEARCH = BenchOptions(best=True, steps=1, check_steps=0)
 
@@ -28,7 +28,7 @@ def test_moments_that_fit_the_second_time_are_made_whole(
     small: RunConfig, no_moments: list[int]
 ) -> None:
     no_moments[0] = 1
-    runner = StepRunner(small, choose("cpu", "fp32"))
+    runner = StepRunner(small, choose_device("cpu", "fp32"))
     rows = RandomRows(300, 32, 1)
     with pytest.raises(torch.OutOfMemoryError):
         runner.timed(rows, 1, size=4)

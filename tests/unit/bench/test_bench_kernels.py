@@ -33,7 +33,7 @@ from foundling.model.kernels.attention_backends import KERNELS, MaskSpec, Sdpa
 from foundling.plan.params import count_params, flops_per_token, sizes_of
 from foundling.profiling.trace import RANGE
 from foundling.runtime import device
-from foundling.runtime.device import DeviceChoice, choose
+from foundling.runtime.device import DeviceChoice, choose_device
 from foundling.train.autotune.loss import plain_loss_fn
 from foundling.train.oom import _SnapshotTarget, snapshot_note, snapshot_on_oom
 
@@ -109,7 +109,7 @@ def test_every_kernel_is_held_to_float64(small: RunConfig, monkeypatch: pytest.M
     assert found["documents, unwilling"].refusal == "takes no mask"
     text = "\n".join(describe_kernels("attention", rows, small))
     assert "documents, absent: No available kernel." in text
-    assert best_attention(small, choose("cpu", "fp32"), QUICK) > 0
+    assert best_attention(small, choose_device("cpu", "fp32"), QUICK) > 0
 
 
 def test_short_kernels_are_timed_in_a_row(
@@ -204,7 +204,7 @@ def test_a_part_is_measured_as_the_run_computes_it(
     """Deterministic and in tf32, where that is asked for."""
     found: list[tuple[bool, str]] = []
     tf32 = DeviceChoice(torch.device("cpu"), torch.float32, "", "tf32")
-    monkeypatch.setattr(device, "choose", lambda *_: tf32)
+    monkeypatch.setattr(device, "choose_device", lambda *_: tf32)
 
     def noted(*_: Any, **__: Any) -> Any:
         repeats = torch.are_deterministic_algorithms_enabled()

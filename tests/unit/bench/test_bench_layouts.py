@@ -19,10 +19,10 @@ from foundling.bench.layouts import (
 from foundling.config.errors import ConfigError
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig
-from foundling.runtime.processes import Ended
+from foundling.runtime.processes import ChildResult
 
 
-def rank(step_s: float, alone_s: float | None, **more: Any) -> Ended:
+def rank(step_s: float, alone_s: float | None, **more: Any) -> ChildResult:
     alone = None if alone_s is None else {"step_s": [alone_s] * 3, "optimizer_s": [0.1] * 3}
     tree = {
         "step_s": [step_s] * 3,
@@ -33,7 +33,7 @@ def rank(step_s: float, alone_s: float | None, **more: Any) -> Ended:
         "alone": alone,
         **more,
     }
-    return Ended(0, f"noise\n{json.dumps(tree)}\n", "", 1.0)
+    return ChildResult(0, f"noise\n{json.dumps(tree)}\n", "", 1.0)
 
 
 def test_each_layout_has_its_degrees() -> None:
@@ -70,10 +70,10 @@ def test_a_step_is_as_slow_as_its_slowest_rank_and_talk_is_what_the_work_does_no
 def test_a_layout_that_fails_is_named_and_the_next_is_measured(tiny: RunConfig) -> None:
     asked: list[tuple[int, int]] = []
 
-    def start(config: RunConfig, processes: int) -> list[Ended]:
+    def start(config: RunConfig, processes: int) -> list[ChildResult]:
         asked.append((config.parallel.replicate, config.parallel.shard))
         if config.parallel.shard == 1:
-            return [rank(0.5, 0.4), Ended(None, "", "", 9.0)]
+            return [rank(0.5, 0.4), ChildResult(None, "", "", 9.0)]
         return [rank(0.5, 0.4)] * 2
 
     found = list(bench_parallel(tiny, LAYOUTS, 2, steps=1, limit_s=9, start=start))

@@ -23,7 +23,7 @@ from foundling.plan.params import count_params
 from foundling.profiling.ceilings import measure_ceilings
 from foundling.profiling.step_runner import document_numbers
 from foundling.runtime import device
-from foundling.runtime.device import DeviceChoice, choose
+from foundling.runtime.device import DeviceChoice, choose_device
 from foundling.train import step
 from tests.unit.bench.changed import set_in
 
@@ -77,11 +77,11 @@ def test_a_device_that_waits_for_its_host_is_told_so(
         assert "larger micro-batches" in note(other)
         assert "--train.compile" not in note(other)
     assert note(by_blocks, idle_ms=5) == ""
-    assert note(by_blocks, choose("cpu", "fp32")) == ""
+    assert note(by_blocks, choose_device("cpu", "fp32")) == ""
 
 
 def test_float8_is_held_to_its_own_ceiling_or_to_none(small: RunConfig, ceilings: Ceilings) -> None:
-    config, choice = set_in(small, "train", float8="rowwise"), choose("cpu", "fp32")
+    config, choice = set_in(small, "train", float8="rowwise"), choose_device("cpu", "fp32")
 
     def matrix(config: RunConfig, measured: Ceilings) -> StepPart:
         found = profile._parts(config, choice, {"matrix": 1.0, "loss": 1.0}, measured, None)
@@ -103,7 +103,7 @@ def test_logits_in_float8_are_held_to_both_ceilings(small: RunConfig, ceilings: 
     config = set_in(small, "train", float8="tensorwise", float8_skip=())
 
     def loss(measured: Ceilings) -> StepPart:
-        found = profile._parts(config, choose("cpu", "fp32"), {"loss": 1.0}, measured, None)
+        found = profile._parts(config, choose_device("cpu", "fp32"), {"loss": 1.0}, measured, None)
         return next(part for part in found if part.name == "loss")
 
     assert loss(ceilings).ceiling is None
@@ -130,7 +130,7 @@ def test_tf32_is_held_to_products_made_in_tf32(
     monkeypatch.setattr(profile, "measure_ceilings", measure)
     for asked in ("tf32", "fp32"):
         choice = DeviceChoice(CPU, torch.float32, "", asked)
-        monkeypatch.setattr(device, "choose", lambda *_, choice=choice: choice)
+        monkeypatch.setattr(device, "choose_device", lambda *_, choice=choice: choice)
         found = bench_profile(small, tmp_path / "trace.json", steps=1, profiled=1)
         assert found.products == asked
         assert f"the best {asked} product" in "\n".join(describe_profile(found))
@@ -143,7 +143,7 @@ def test_bytes_of_an_update_are_the_optimizers_own(small: RunConfig, ceilings: C
         work = needed_work(set_in(small, "optim", name=name, clip=clip), torch.float32)
         assert work["optimizer"] == each * count
     muon = set_in(small, "optim", name="muon")
-    (part,) = profile._parts(muon, choose("cpu", "fp32"), {"optimizer": 1.0}, ceilings, None)
+    (part,) = profile._parts(muon, choose_device("cpu", "fp32"), {"optimizer": 1.0}, ceilings, None)
     assert part.rate is None
     assert "Muon" in part.note
 

@@ -32,7 +32,7 @@ from foundling.config.run import RunConfig
 from foundling.model.loss import _HeadLoss
 from foundling.plan.params import flops_per_token
 from foundling.profiling.step_runner import BenchRows, RandomRows, StepRunner
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from tests.village import Village
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def test_the_trainer_and_its_reference_agree(bench: TrainBench) -> None:
 
 def checked(config: RunConfig, rows: BenchRows) -> Check:
     portions = [Portion(2, 2), *[Portion(1, 2)] * 7]
-    ours = course(StepRunner(config, choose("cpu", "fp32")), rows, portions)
+    ours = course(StepRunner(config, choose_device("cpu", "fp32")), rows, portions)
     loss_gap, grad_gap = gaps(config, torch.float32, None)
     return Check(
         text="text",
@@ -190,7 +190,7 @@ def test_a_size_that_does_not_fit_is_passed_over(small: RunConfig) -> None:
             self.recovered += 1
             super().recover()
 
-    stepper = Stepper(small, choose("cpu", "fp32"))
+    stepper = Stepper(small, choose_device("cpu", "fp32"))
     told: list[str] = []
     tried, age = try_sizes(stepper, RandomRows(300, 32, 1), lambda _: 1, told.append)
     assert tried.keys() == {8, 12, 16}

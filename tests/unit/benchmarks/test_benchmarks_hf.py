@@ -15,13 +15,13 @@ from foundling.bench.train import BenchOptions
 from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
 from foundling.profiling.step_runner import WARM_UP, random_rows
-from foundling.runtime.device import choose
+from foundling.runtime.device import choose_device
 from tests.unit.bench.changed import set_in
 
 
 def test_the_contender_says_that_it_has_no_mask(small: RunConfig) -> None:
     pytest.importorskip("transformers")
-    choice = choose("cpu", "fp32")
+    choice = choose_device("cpu", "fp32")
     masked = set_in(small, "data", document_mask=True)
     assert "causal over whole rows" in HfTrainer("hf", masked, choice).how
     assert "causal over whole rows" not in HfTrainer("hf", small, choice).how
@@ -30,7 +30,7 @@ def test_the_contender_says_that_it_has_no_mask(small: RunConfig) -> None:
 def test_a_contender_clips_as_it_says(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     tight = set_in(small, "optim", clip=1e-3)
-    other = HfTrainer("hf", tight, choose("cpu", "fp32"))
+    other = HfTrainer("hf", tight, choose_device("cpu", "fp32"))
     norms: list[float] = []
 
     def step(*_: Any) -> None:

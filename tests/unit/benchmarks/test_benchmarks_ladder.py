@@ -20,8 +20,8 @@ from foundling.model.loss import IGNORE
 from foundling.model.transformer import Transformer
 from foundling.parallel.losses import LossModule, plain_loss
 from foundling.profiling.step_runner import StepRunner
-from foundling.runtime.device import choose
-from foundling.runtime.processes import Ended
+from foundling.runtime.device import choose_device
+from foundling.runtime.processes import ChildResult
 
 
 def test_each_rung_adds_what_its_name_says() -> None:
@@ -43,13 +43,13 @@ def test_each_rung_adds_what_its_name_says() -> None:
 def test_a_rung_that_fails_leaves_the_rest(small: RunConfig) -> None:
     asked = []
 
-    def start(given: str) -> Ended:
+    def start(given: str) -> ChildResult:
         asked.append(json.loads(given))
         if len(asked) == 1:
-            return Ended(1, "", "Traceback\nboom", 1.0)
+            return ChildResult(1, "", "Traceback\nboom", 1.0)
         here = {"dtype": "float32"}
         row = {"rows": 8, "step_s": 0.5, "reserved": 2e9, "allocated": 1e9, "tokens_per_s": 256.0}
-        return Ended(
+        return ChildResult(
             0, "noise\n" + json.dumps({"same": None, "largest": row, "chosen": [], **here}), "", 1.0
         )
 
@@ -116,7 +116,7 @@ def test_the_loss_is_compiled_where_the_rung_is(
 
 
 def test_a_rung_whose_moments_never_fit_says_so(small: RunConfig, no_moments: list[int]) -> None:
-    runner = StepRunner(small, choose("cpu", "fp32"))
+    runner = StepRunner(small, choose_device("cpu", "fp32"))
     found = climb(runner, {"batch": 3, "most": 4, "steps": 1})
     assert found == {"same": None, "largest": None}
     answer = json.dumps({**found, "chosen": [], "dtype": "float32"})
@@ -127,7 +127,7 @@ def test_a_rung_whose_moments_never_fit_says_so(small: RunConfig, no_moments: li
         memory_gb=0,
         limit_s=9,
         only=(1,),
-        start=lambda _: Ended(0, answer, "", 1.0),
+        start=lambda _: ChildResult(0, answer, "", 1.0),
     )
     assert "not even one row fits" in rung.refusal
 
@@ -140,7 +140,7 @@ def test_a_ladder_on_which_nobody_climbs_fails(
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(dump_yaml(small))
-    answers = [Ended(1, "", "boom", 1.0)]
+    answers = [ChildResult(1, "", "boom", 1.0)]
     monkeypatch.setattr("benchmarks.ladder.run_child", lambda *_, **__: answers[-1])
     words = ("benchmarks.ladder", ladder.PROGRAM, [str(file), "--only", "1,2"])
     with pytest.raises(SystemExit) as ended:
@@ -149,7 +149,7 @@ def test_a_ladder_on_which_nobody_climbs_fails(
     row = {"rows": 4, "step_s": 0.5, "reserved": 2e9, "allocated": 1e9, "tokens_per_s": 256.0}
     lines = ["attention by math (WARNING: slow)", "compile blocks (the default on CUDA)"]
     found = {"same": row, "largest": row, "chosen": lines, "dtype": "float32"}
-    answers.append(Ended(0, json.dumps(found), "", 1.0))
+    answers.append(ChildResult(0, json.dumps(found), "", 1.0))
     run_one(*words)
     told = capsys.readouterr().err
     assert told.count("warning: attention by math (WARNING: slow)") == 2, "of each rung"

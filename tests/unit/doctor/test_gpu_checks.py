@@ -34,13 +34,13 @@ from foundling.doctor.network import (
     ways,
 )
 from foundling.plan.hardware import Ceilings, MatmulRate, save_ceilings
-from foundling.runtime.processes import Ended, run_ranks
+from foundling.runtime.processes import ChildResult, run_ranks
 from foundling.runtime.versions import own_versions
 
 LO, FAST = Interface("lo", "127.0.0.1"), Interface("hsn0", "10.0.0.3", mbit=200_000)
 SLOW, DOCKER = Interface("eth0", "192.168.1.3", mbit=1000), Interface("docker0", "172.17.0.1")
-GOOD = Ended(0, '{"all_reduce": 2e9, "all_gather": 1e9, "ranks": 2}\n', "", 1.0)
-HANGS = Ended(None, "", "", 20.0)
+GOOD = ChildResult(0, '{"all_reduce": 2e9, "all_gather": 1e9, "ranks": 2}\n', "", 1.0)
+HANGS = ChildResult(None, "", "", 20.0)
 
 
 class TestLines:
@@ -125,7 +125,7 @@ class TestTransports:
     def test_a_default_that_works_is_not_searched_further(self) -> None:
         asked: list[dict[str, str]] = []
 
-        def trial(variables: Any) -> list[Ended]:
+        def trial(variables: Any) -> list[ChildResult]:
             asked.append(dict(variables))
             return [GOOD, GOOD]
 
@@ -142,7 +142,7 @@ class TestTransports:
             """print('{"all_reduce": 3e9, "all_gather": 1e9, "ranks": 2}')"""
         )
 
-        def trial(variables: Any) -> list[Ended]:
+        def trial(variables: Any) -> list[ChildResult]:
             # A busy machine takes more than a second to start Python.
             return run_ranks(["-c", stand_in], 2, limit_s=6.0, env=variables)
 
@@ -179,13 +179,15 @@ class TestTasks:
         says = "@says " + json.dumps(asdict(passed("kernels", "fine")))
         ended = iter(
             [
-                Ended(-4, f"@begins kernels: matmul\n{says}\n@begins kernels: AdamW\n", "", 1.0),
-                Ended(0, f"noise\n@begins kernels: block\n{says}\n", "", 1.0),
+                ChildResult(
+                    -4, f"@begins kernels: matmul\n{says}\n@begins kernels: AdamW\n", "", 1.0
+                ),
+                ChildResult(0, f"noise\n@begins kernels: block\n{says}\n", "", 1.0),
             ]
         )
         asked: list[tuple[str, ...]] = []
 
-        def start(question: DoctorRequest) -> Ended:
+        def start(question: DoctorRequest) -> ChildResult:
             asked.append(question.skip)
             return next(ended)
 

@@ -10,11 +10,11 @@ from foundling.config.errors import RunError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
 from foundling.profiling.step_runner import RandomRows, StepRunner
-from foundling.runtime.device import choose, ran_out, shortage_by_name
+from foundling.runtime.device import choose_device, is_out_of_memory, translate_out_of_memory
 from foundling.train.oom import (
-    OutgrownError,
+    OutOfMemoryLaterError,
     mark_oom_after_success,
-    refused_on_oom,
+    refuse_on_oom,
     snapshot_on_oom,
 )
 
@@ -25,8 +25,8 @@ CPU = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't 
     "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError(CPU)]
 )
 def test_it_comes_out_by_one_name(error: BaseException) -> None:
-    assert ran_out(error)
-    with pytest.raises(torch.OutOfMemoryError), shortage_by_name():
+    assert is_out_of_memory(error)
+    with pytest.raises(torch.OutOfMemoryError), translate_out_of_memory():
         raise error
 
 
@@ -37,14 +37,14 @@ def test_a_run_that_had_fitted_may_be_started_again(
 ) -> None:
     """As cli.py and the loop nest them: what had fitted is a crash, what never did a refusal."""
     config = load_config("hamlet")
-    kind: type[BaseException] = OutgrownError if fitted else RunError
-    with pytest.raises(kind), refused_on_oom(config.train), snapshot_on_oom(tmp_path):  # noqa: SIM117
+    kind: type[BaseException] = OutOfMemoryLaterError if fitted else RunError
+    with pytest.raises(kind), refuse_on_oom(config.train), snapshot_on_oom(tmp_path):  # noqa: SIM117
         with mark_oom_after_success(lambda: fitted):
             raise error
 
 
 def test_other_trouble_stays_what_it_is() -> None:
-    with pytest.raises(RuntimeError, match="boom") as caught, shortage_by_name():
+    with pytest.raises(RuntimeError, match="boom") as caught, translate_out_of_memory():
         raise RuntimeError("boom")
     assert not isinstance(caught.value, torch.OutOfMemoryError)
 
@@ -62,7 +62,7 @@ def test_a_batch_that_is_too_large_for_a_cpu_is_no_end(monkeypatch: pytest.Monke
         return real(self, batches, *args, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StepRunner, "step", step)
-    runner, told = StepRunner(config, choose("cpu", "fp32")), list[str]()
+    runner, told = StepRunner(config, choose_device("cpu", "fp32")), list[str]()
     tried, _ = try_sizes(runner, RandomRows(64, 16, 1), lambda _: 1, told.append)
     assert "8 rows do not fit" in told
     assert max(size for size, speed in tried.items() if speed) == 4
