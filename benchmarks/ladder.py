@@ -140,8 +140,7 @@ def bench_ladder(
     start: Start | None = None,
 ) -> Iterator[Climbed]:
     """Climb; a rung that fails says why and the next is tried. `most` bounds the batch."""
-    from foundling.bench.step_runner import refuse_unknown
-    from foundling.config.load import dump_yaml
+    from foundling.bench.batch_size import refuse_unknown
 
     refuse_unknown(only, range(1, len(LADDER) + 1))
     go = start or (lambda given: run_child(WORDS, limit_s=limit_s, stdin=given))
@@ -149,7 +148,7 @@ def bench_ladder(
         if only and number not in only:
             continue
         given = {
-            "config": dump_yaml(rung.config(config)),
+            "config": rung.config(config).model_dump_json(),
             "fused": rung.fused,
             "batch": min(rung.batch, most),
             "most": most,
@@ -229,7 +228,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: Options, settings: Settings) -> None:
     # Not at the top: what imports torch comes after the command has said how long it takes.
-    from foundling.bench.step_runner import alone, refuse_cap
+    from foundling.bench.batch_size import alone, refuse_cap
     from foundling.cli.bench import sized
     from foundling.runtime.console import warn
     from foundling.runtime.device import choose_device, device_name
@@ -264,14 +263,14 @@ def _refuse_set_by_rungs(settings: Settings) -> None:
     own = {*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute"}
     own |= {"model.dropout", "optim.name"}
     given = {f"--{name}": name for name in settings if name.replace("-", "_") in own}
-    from foundling.bench.step_runner import refuse_unused
+    from foundling.bench.batch_size import refuse_unused
 
     refuse_unused(given, "on a ladder, whose rungs set it")
 
 
 def _told(rungs: Iterable[Climbed], total: int) -> list[Climbed]:
     """Collect, and say which kernels were taken and about how long the rest takes."""
-    from foundling.bench.step_runner import tell_chosen
+    from foundling.profiling.step_runner import tell_chosen
     from foundling.runtime.console import console
 
     def say(text: str) -> None:

@@ -3,14 +3,15 @@
 import contextlib
 import json
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from foundling.bench.bench_rows import random_rows
-from foundling.bench.layouts import config_of
-from foundling.bench.step_runner import StepRunner, Timed, cap_memory, largest_batch
+from foundling.bench.batch_size import cap_memory
+from foundling.config.run import RunConfig
 from foundling.parallel.losses import LossModule, plain_loss
+from foundling.profiling.step_runner import StepRunner, Timed, random_rows
 from foundling.runtime.device import prepare_device
 from foundling.runtime.processes import tie_to_parent
 
@@ -19,7 +20,7 @@ def main() -> None:
     """Their batch first, then the largest that fits."""
     tie_to_parent()
     asked = json.loads(sys.stdin.read())
-    config = config_of(asked["config"])
+    config = RunConfig.model_validate_json(asked["config"])
     choice = prepare_device(config.train)
     cap_memory(choice.device, asked["memory_gb"])
     dtype = str(choice.dtype).removeprefix("torch.")
@@ -57,6 +58,41 @@ def climb(runner: StepRunner, asked: dict[str, Any]) -> dict[str, Any]:
     if best != asked["batch"]:
         largest = timed(best, asked["steps"], 2) if best else None
     return {"same": _plain(same), "largest": _plain(largest)}
+
+
+def largest_batch(
+    peak: Callable[[int], int | None],
+    *,
+    most: int,
+    room: int = 0,
+    known: Mapping[int, int | None] | None = None,
+) -> int:
+    """The largest size that fits, to the row; 0 where none does.
+
+    `peak` takes a step of so many rows and gives its bytes, or None if it does not fit. Bytes grow
+    in a straight line with rows, so two sizes that fit foretell where `room` ends, and a try or two
+    around that place settles it; where the line deceives, the interval is halved.
+    """
+    found = dict(known or {})
+    while True:
+        fits = {rows: held for rows, held in found.items() if held is not None}
+        low = max(fits, default=0)
+        high = min((rows for rows in found if rows > low and rows not in fits), default=most + 1)
+        if high - low <= 1:
+            return low
+        rows = _foretold(fits, room) if len(fits) > 1 and room else 2 * low or 1
+        if rows <= low:  # the end is foretold here: see whether one more fits
+            rows = low + 1
+        elif rows >= high:
+            rows = (low + high) // 2
+        found[rows] = peak(rows)
+
+
+def _foretold(fits: Mapping[int, int], room: int) -> int:
+    """Where the line through the smallest and the largest size meets the end of the memory."""
+    few, many = min(fits), max(fits)
+    slope = (fits[many] - fits[few]) / (many - few)
+    return many + int((room - fits[many]) / slope) if slope > 0 else 2 * many
 
 
 def unfuse(runner: StepRunner) -> None:

@@ -18,9 +18,9 @@ from foundling.cli.options import Options, Settings, Verb, listed, positive
 from foundling.config.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from foundling.bench.step_runner import Tell
     from foundling.bench.train import BenchOptions, ThroughputMeter, TrainBench, TrainTiming
     from foundling.config.run import RunConfig
+    from foundling.profiling.step_runner import Tell
     from foundling.runtime.device import DeviceChoice
 
 NAMES = ("hf", "hf-plain", "hf-bf16")
@@ -64,8 +64,9 @@ def _timed(
     import torch
 
     from benchmarks.with_transformers import HfTrainer
-    from foundling.bench.step_runner import fastest, free, try_sizes
+    from foundling.bench.batch_size import fastest, try_sizes
     from foundling.bench.train import checked_text, timed_rows
+    from foundling.runtime.device import free_cached_memory
     from foundling.runtime.progress import process_age
     from foundling.train.step import manual_gc
 
@@ -102,7 +103,7 @@ def _timed(
         ) from error
     finally:
         del contender
-        free(choice.device)
+        free_cached_memory()
     tell(f"{name}: {timed.tokens_per_s:,.0f} tokens/s at {size} rows")
     return meter.result(name, how, timed, age - began, tried)
 

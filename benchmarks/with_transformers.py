@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundling.bench.bench_rows import BenchRows
 from foundling.bench.loss_check import Portion, course_lr
-from foundling.bench.step_runner import WARM_UP, Marks, Timed, forget_step, free, peak_reserved
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
+from foundling.profiling.step_runner import WARM_UP, BenchRows, Marks, Timed, forget_step
 from foundling.runtime.device import (
     DeviceChoice,
+    free_cached_memory,
     memory_usage,
     reset_peak_memory,
     translate_out_of_memory,
@@ -101,7 +101,7 @@ class HfTrainer:
         found.step_s = marks.seconds()
         found.losses = [float(loss) for loss in losses]
         found.allocated = memory_usage(self.device)["memory_peak"]
-        found.reserved = peak_reserved(self.device)
+        found.reserved = memory_usage(self.device)["memory_peak_reserved"]
         return found
 
     def learn(self, text: BenchRows, portions: Sequence[Portion]) -> None:
@@ -117,7 +117,7 @@ class HfTrainer:
     def recover(self) -> None:
         """After a step that did not fit."""
         forget_step(self.optimizer)
-        free(self.device)
+        free_cached_memory()
 
     def _drawn(self, rows: BenchRows, start: int, size: int) -> tuple[Tensor, Tensor]:
         batch = rows.batch(start, size)

@@ -89,19 +89,17 @@ def plan(
     gpus: int | None = None,
     nodes: Sequence[int] = (),
     price: float | None = None,
-    provider: str = "",
-    optimizer: str = "",
     what_if: Sequence[str] = (),
     **settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What a run is, needs, takes and costs, as `plan --json` prints it (dict).
 
     gpu (str): hardware to plan for, such as "h200" or "h100,h200"; gpus (int): of a node; nodes
-    (list of int): several are compared; price (float): dollars an hour for a GPU; provider (str):
-    whose prices; optimizer (str): whose state and time; what_if (list of str): values to compare,
-    as "train.batch_size=8,16".
+    (list of int): several are compared; price (float): dollars an hour for a GPU; what_if
+    (list of str): values to compare, as "train.batch_size=8,16".
     """
     from foundling.cli.options import listed, resolved
+    from foundling.plan.forecast import PlanOptions
     from foundling.plan.summary import PlanRequest, answer_json
     from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -109,11 +107,8 @@ def plan(
     request = PlanRequest(
         resolved=lambda changes: resolved(str(target), {**given, **changes}),
         gpus=tuple(listed(gpu)),
-        per_node=gpus,
         nodes=tuple(nodes),
-        price=price,
-        provider=provider,
-        optimizer=optimizer,
+        asked=PlanOptions(gpus=gpus, price=price),
         what_if=tuple(what_if),
         fingerprint=lambda folder: Tokenizer.load(folder).fingerprint,
     )

@@ -1,4 +1,4 @@
-"""Rows for a bench: random tokens for speed, text where a loss must fall.
+"""Rows of text for a bench: a stream or a data set, where a loss must fall.
 
 A row is a function of its number, so that step 7 has the same tokens in any micro-batches: the
 bench and its plain reference read the same rows.
@@ -7,49 +7,21 @@ bench and its plain reference read the same rows.
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foundling.config.errors import DataError
 from foundling.config.run import RunConfig
-from foundling.data.batch import IGNORE, Batch, Bounds, Counts
+from foundling.data.batch import Batch, Bounds, Counts
 from foundling.data.dataset import DataSet
 from foundling.data.open_source import training_texts
+from foundling.profiling.step_runner import IN_DOCUMENTS, SOURCE, BenchRows, batch_of
 from foundling.tokenizer.bpe_trainer import train_tokenizer
 
-SOURCE = "bench"
-IN_DOCUMENTS = " in documents of an eighth to a half of a row"
 HAMLET_VOCABULARY = 1024
 LEARN_FROM = 200_000
 """Bytes of the village that its tokenizer learns from: half a second."""
-
-
-class BenchRows(Protocol):
-    """Numbered rows."""
-
-    name: str
-    """What they are, for the report."""
-
-    def batch(self, first: int, count: int) -> Batch:
-        """Rows `first` and the `count` - 1 after it."""
-
-
-class RandomRows:
-    """Tokens without any order, of the whole vocabulary; one document a row, or several."""
-
-    def __init__(self, vocab: int, width: int, seed: int, *, documents: bool = False) -> None:
-        self.vocab, self.width, self.seed, self.documents = vocab, width, seed, documents
-        self.name = "random tokens" + (IN_DOCUMENTS if documents else "")
-
-    def batch(self, first: int, count: int) -> Batch:
-        """Each row from a generator of its own."""
-        numbers = range(first, first + count)
-        drawn = [np.random.default_rng((self.seed, row)) for row in numbers]
-        size = self.width + 1
-        tokens = np.stack([row.integers(self.vocab, size=size) for row in drawn])
-        return batch_of(tokens, numbers if self.documents else None)
 
 
 class TextRows:
@@ -97,28 +69,6 @@ class DataRows:
         return joined([self.set.row(unit, self.width, self.packing) for unit in units])
 
 
-def batch_of(tokens: NDArray[np.int64], numbers: Sequence[int] | None = None) -> Batch:
-    """Rows [B, T + 1] as inputs and the next tokens: each row one document, or several whose ends
-    follow from the row's number. The last token of one has no next."""
-    inputs, targets = tokens[:, :-1].copy(), tokens[:, 1:].copy()
-    documents = np.zeros(inputs.shape, dtype=np.int32)
-    if numbers is not None:
-        documents = np.stack([document_numbers(row, inputs.shape[1]) for row in numbers])
-        targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORE
-    counts = Counts(inputs.size, inputs.size, int((targets != IGNORE).sum()))
-    bounds = Bounds.of(documents)
-    return Batch(inputs, targets, bounds, counts, {SOURCE: counts}, {SOURCE: len(inputs)})
-
-
-def document_numbers(row: int, width: int) -> NDArray[np.int32]:
-    """[T] the document of each position: an eighth to a half of the row each, the last what is
-    left."""
-    least, most = max(1, width // 8), max(1, width // 2)
-    lengths = np.random.default_rng((row, width)).integers(least, most + 1, size=8)
-    ends = np.cumsum(lengths)
-    return np.searchsorted(ends, np.arange(width), side="right").astype(np.int32)
-
-
 def joined(rows: Sequence[Batch]) -> Batch:
     """Several batches of one width as one."""
     counts = sum((row.counts for row in rows), Counts())
@@ -130,13 +80,6 @@ def joined(rows: Sequence[Batch]) -> Batch:
         {SOURCE: counts},
         {SOURCE: len(rows)},
     )
-
-
-def random_rows(config: RunConfig) -> RandomRows:
-    """Random tokens for a config's model, in documents where it masks them: a row of one document
-    would be timed at the cost of plain attention."""
-    train, mask = config.train, config.data.document_mask
-    return RandomRows(config.model.vocab_size, train.seq_len, train.seed, documents=mask)
 
 
 def text_rows(config: RunConfig, data: Path | None, rows: int) -> BenchRows:

@@ -10,8 +10,7 @@ believed before greedy tokens of the timed engine are held against a decoder wit
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -54,10 +53,6 @@ class GenerateTiming:
     matmul_share: float | None
     """Operations of its matrix products, over its time, as a share of the measured rate."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateBench:
@@ -76,19 +71,15 @@ class GenerateBench:
     wrong: int
     """Of those, what the plain decoder would not say."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
-
-def random_model(config: ModelConfig, device: torch.device, seed: int = 1) -> Transformer:
+def random_model(config: ModelConfig, device: torch.device) -> Transformer:
     """A model of this shape with initial weights."""
     if not config.vocab_size:
         raise ConfigError("give --model.vocab-size: a model is timed without a tokenizer.")
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device=device)
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     with torch.no_grad():  # on the device: the trainer's own values are made on the host
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:

@@ -1,8 +1,14 @@
-"""Benchmarks of kernels at a model's shapes: attention, loss, optimizer; speed and error of
-each."""
+"""Benchmarks of kernels at a model's shapes: attention, loss, optimizer; speed and error of each.
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+A kernel is launched and not looked up: what a build of torch says it has, and what runs at a shape,
+differ. Errors are against float64 on a slice, relative to the largest value.
+
+Shapes: B rows, H query heads, K key/value heads, T time, D head width.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -10,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foundling.bench.step_runner import alone, free, refuse_unknown
-from foundling.config.errors import UserError
+from foundling.bench.batch_size import alone, refuse_unknown
+from foundling.config.errors import ConfigError, UserError
 from foundling.config.optim import OptimConfig, OptimizerName
 from foundling.config.run import RunConfig
 from foundling.model.kernels.attention_backends import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
@@ -22,6 +28,7 @@ from foundling.runtime.device import (
     DeviceChoice,
     choose_device,
     device_name,
+    free_cached_memory,
     memory_usage,
     prepare_device,
     reset_peak_memory,
@@ -38,55 +45,113 @@ from foundling.train.autotune.loss import (
     random_inputs,
 )
 
-# A kernel is launched and not looked up: what a build of torch says it has, and what runs at a
-# shape, differ. Errors are against the formula in float64 on one row and a few heads, of the output
-# and of the three gradients, relative to the largest value of each.
-#
-# Shapes: B rows, H query heads, K key/value heads, T time, D head width.
-
 DOCUMENTS = (0.1, 0.15, 0.3)
 """Where a row's documents end, as shares of it: four of uneven length."""
-SECONDS = 0.2
-"""Of timing for each measurement."""
+Figures = dict[str, float]
+Work = Callable[[], Figures]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionTiming:
-    """One kernel under one mask."""
+@dataclass(frozen=True)
+class KernelTiming:
+    """One way to compute a part of a step."""
 
-    mask: str
-    kernel: str
+    name: str
     refusal: str = ""
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    flops_per_s: float = 0.0
-    """Both passes: 14 D for each pair of a query and a key that it may see."""
-    error: float = 0.0
-    """The largest of output and gradients, relative to the largest value of each."""
+    """Why there are no figures."""
+    figures: Figures = field(default_factory=dict)
+    """Seconds, rates, bytes and errors by name (FIGURES)."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self)
+        return {"name": self.name, "refusal": self.refusal, **self.figures}
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+def _relative(error: float) -> str:
+    return f"{error:.1e}"
+
+
+FIGURES: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "seconds": ("ms", _milliseconds),
+    "forward_s": ("forward ms", _milliseconds),
+    "backward_s": ("backward ms", _milliseconds),
+    "flops_per_s": ("TFLOP/s", lambda rate: f"{rate / 1e12:.3g}"),
+    "memory": ("memory", size),
+    "error": ("error", _relative),
+    "loss_error": ("loss error", _relative),
+    "grad_error": ("gradient error", _relative),
+    "ns_per_param": ("ns a parameter", lambda nanoseconds: f"{nanoseconds:.4f}"),
+    "state_bytes": ("state", size),
+    "state_per_param": ("bytes a parameter", lambda count: f"{count:.2f}"),
+}
+"""What is measured: its column, and how it is written there."""
+NOTES = {
+    "attention": "TFLOP/s: 14 D for every pair that may be seen, both passes; error: largest of"
+    " output and gradients against float64 on a slice, relative to the largest value",
+    "loss": "TFLOP/s: 6 x rows x width x vocabulary, forward and backward; errors against float64"
+    f" on {CHECKED_ROWS} rows",
+    "optimizer": "one update of every parameter with random gradients",
+}
+
+
+def describe_kernels(part: str, rows: Sequence[KernelTiming], config: RunConfig) -> list[str]:
+    """The table as text, of one part's rows."""
+    choice = choose_device(config.train.device, config.train.dtype)
+    model, train = config.model, config.train
+    measured = {name for row in rows for name in row.figures}
+    columns = {name: FIGURES[name] for name in FIGURES if name in measured}
+    lines = [[part, *(head for head, _ in columns.values())]]
+    for row in (row for row in rows if not row.refusal):
+        cells = [
+            written(row.figures[name]) if name in row.figures else "-"
+            for name, (_, written) in columns.items()
+        ]
+        lines.append([row.name, *cells])
+    return [
+        f"{device_name(choice.device)}, {choice.dtype}: {train.batch_size} rows of {train.seq_len},"
+        f" {model.heads} heads over {model.num_kv_heads} of width {model.head_width}, width"
+        f" {model.dim}, vocabulary {model.vocab_size:,}",
+        *(table(lines) if len(lines) > 1 else []),
+        *(f"{row.name}: {row.refusal}" for row in rows if row.refusal),
+        NOTES[part],
+    ]
+
+
+def _measured(ways: Mapping[str, Work | str]) -> Iterator[KernelTiming]:
+    """The figures of each way; one that is not there, or fails, says why."""
+    for name, way in ways.items():
+        refusal, figures = "", Figures()
+        try:
+            if isinstance(way, str):
+                refusal = way
+            else:
+                figures = way()
+        except (UserError, RuntimeError, ImportError) as error:  # no such kernel, no room
+            refusal = str(error).splitlines()[0][:160]
+        yield KernelTiming(name, refusal, figures)
+        free_cached_memory()
 
 
 def bench_attention(
-    config: RunConfig, *, only: tuple[str, ...] = (), seconds: float = SECONDS
-) -> Iterator[AttentionTiming]:
+    config: RunConfig, *, only: tuple[str, ...] = (), seconds: float = 0.2
+) -> Iterator[KernelTiming]:
     """Every kernel that can be launched, causal, per document and windowed; a mistake is refused
     when it is called."""
     alone(config, words=False)
     choice = prepare_device(config.train)
     kernels = _kernels(choice)
     refuse_unknown(only, kernels)
-
-    def rows() -> Iterator[AttentionTiming]:
-        for mask, spec in _specs(config, choice.device).items():
-            for name, kernel in kernels.items():
-                if not only or name in only:
-                    yield _measured_attention(config, choice, mask, spec, name, kernel, seconds)
-                    free(choice.device)
-
-    return rows()
+    return _measured(
+        {
+            f"{mask}, {name}": partial(_measured_attention, config, choice, spec, kernel, seconds)
+            for mask, spec in _specs(config, choice.device).items()
+            for name, kernel in kernels.items()
+            if not only or name in only
+        }
+    )
 
 
 def best_attention(
@@ -103,12 +168,12 @@ def best_attention(
         row = torch.as_tensor(documents, device=choice.device)
         spec = MaskSpec(row.expand(config.train.batch_size, -1).contiguous())
         slow = ("math",)  # flex is a good one where there is a mask
-    rows = (
-        _measured_attention(config, choice, "", spec, name, kernel, seconds, check=False)
+    ways = {
+        name: partial(_measured_attention, config, choice, spec, kernel, seconds, check=False)
         for name, kernel in _kernels(choice).items()
         if name not in slow or choice.device.type != "cuda"
-    )
-    return max((row.flops_per_s for row in rows if not row.refusal), default=0.0)
+    }
+    return max((row.figures.get("flops_per_s", 0.0) for row in _measured(ways)), default=0.0)
 
 
 def _kernels(choice: DeviceChoice) -> dict[str, Kernel]:
@@ -133,48 +198,39 @@ def _specs(config: RunConfig, device: torch.device) -> dict[str, MaskSpec]:
 def _measured_attention(
     config: RunConfig,
     choice: DeviceChoice,
-    mask: str,
     spec: MaskSpec,
-    name: str,
     kernel: Kernel,
     seconds: float,
     *,
     check: bool = True,
-) -> AttentionTiming:
+) -> Figures:
+    """Both passes count 14 D for each pair of a query and a key that it may see."""
     device = choice.device
     if refusal := kernel.refusal(spec, 0.0):
-        return AttentionTiming(mask=mask, kernel=name, refusal=refusal)
-    try:
-        shape = AttentionShape.of(config.model, config.train.batch_size, config.train.seq_len)
-        q, k, v = shape.random_inputs(device, choice.dtype)
-        grad, seen = torch.randn_like(q), kernel.mask(spec, q.shape[2], device)
+        raise ConfigError(refusal)
+    shape = AttentionShape.of(config.model, config.train.batch_size, config.train.seq_len)
+    q, k, v = shape.random_inputs(device, choice.dtype)
+    grad, seen = torch.randn_like(q), kernel.mask(spec, q.shape[2], device)
 
-        def both() -> None:
-            q.grad = k.grad = v.grad = None
-            kernel.attend(q, k, v, seen, 0.0).backward(grad)  # type: ignore[no-untyped-call]
+    def both() -> None:
+        q.grad = k.grad = v.grad = None
+        kernel.attend(q, k, v, seen, 0.0).backward(grad)  # type: ignore[no-untyped-call]
 
-        @torch.no_grad()
-        def forward() -> None:
-            kernel.attend(q, k, v, seen, 0.0)
+    @torch.no_grad()
+    def forward() -> None:
+        kernel.attend(q, k, v, seen, 0.0)
 
-        def time(work: Callable[[], None]) -> float:
-            return median_seconds(work, device, seconds, at_least=IN_A_ROW_S)
+    def time(work: Callable[[], None]) -> float:
+        return median_seconds(work, device, seconds, at_least=IN_A_ROW_S)
 
-        forward_s, both_s = time(forward), time(both)
-        # Once more after it: a change of clock or load in between must not take all of the
-        # difference.
-        forward_s = min(forward_s, time(forward))
-        pairs = _pairs(spec, config) * config.train.batch_size * config.model.heads
-        return AttentionTiming(
-            mask=mask,
-            kernel=name,
-            forward_s=forward_s,
-            backward_s=max(both_s - forward_s, 0.0),
-            flops_per_s=14 * pairs * config.model.head_width / both_s,
-            error=_error(kernel, spec, q, k, v) if check else 0.0,
-        )
-    except (RuntimeError, NotImplementedError, ImportError) as error:  # no such kernel, no room
-        return AttentionTiming(mask=mask, kernel=name, refusal=str(error).splitlines()[0][:120])
+    forward_s, both_s = time(forward), time(both)
+    # Once more after it: a change of clock or load in between must not take all of the difference.
+    forward_s = min(forward_s, time(forward))
+    pairs = _pairs(spec, config) * config.train.batch_size * config.model.heads
+    found = {"forward_s": forward_s, "flops_per_s": 14 * pairs * config.model.head_width / both_s}
+    if both_s > forward_s:  # else the passes cannot be told apart
+        found["backward_s"] = both_s - forward_s
+    return {**found, "error": _error(kernel, spec, q, k, v)} if check else found
 
 
 def _pairs(spec: MaskSpec, config: RunConfig) -> float:
@@ -207,59 +263,12 @@ def _gap(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
     return float((found.double() - wanted).abs().max() / wanted.abs().max().clamp(min=least))
 
 
-def describe_attention(rows: list[AttentionTiming], config: RunConfig) -> list[str]:
-    """The table as text."""
-    choice = choose_device(config.train.device, config.train.dtype)
-    model, train = config.model, config.train
-    lines = [["mask", "kernel", "forward ms", "backward ms", "TFLOP/s", "error"]]
-    for row in rows:
-        if not row.refusal:
-            times = [f"{row.forward_s * 1e3:.3f}", "-"]
-            if row.backward_s > 0:  # else the passes cannot be told apart
-                times[1] = f"{row.backward_s * 1e3:.3f}"
-            rate = f"{row.flops_per_s / 1e12:.2f}"
-            lines.append([row.mask, row.kernel, *times, rate, f"{row.error:.1e}"])
-    refused = [f"{row.mask}, {row.kernel}: {row.refusal}" for row in rows if row.refusal]
-    return [
-        f"{device_name(choice.device)}, {choice.dtype}: {train.batch_size} rows of {train.seq_len},"
-        f" {model.heads} heads over {model.num_kv_heads}, width {model.head_width}",
-        *(table(lines) if len(lines) > 1 else []),
-        *refused,
-        "TFLOP/s: 14 D for every pair that may be seen, both passes; error: largest of output and"
-        " gradients against float64 on a slice, relative to the largest value",
-    ]
-
-
-# `foundling bench kernels --only loss`: ways to compute the head's cross-entropy and gradients.
+# Ways to compute the head's cross-entropy and gradients.
 #
 # plain    logits of all rows, then cross-entropy
 # fused    ours: in chunks, gradients made in the forward pass
 # torch    F.linear_cross_entropy, where torch has it
 # liger    liger-kernel's, where it is installed (CUDA)
-#
-# Errors are against float64 on a few rows: of the loss and of both gradients.
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossTiming:
-    """One way."""
-
-    name: str
-    refusal: str = ""
-    seconds: float = 0.0
-    """Forward and backward."""
-    flops_per_s: float = 0.0
-    """6 N V C over the seconds."""
-    memory: int = 0
-    """Bytes at the peak beyond inputs and gradients; CUDA only."""
-    loss_error: float = 0.0
-    """Relative."""
-    grad_error: float = 0.0
-    """Largest, relative to the largest value."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def losses(config: RunConfig, choice: DeviceChoice) -> dict[str, Loss | str]:
@@ -272,37 +281,26 @@ def losses(config: RunConfig, choice: DeviceChoice) -> dict[str, Loss | str]:
 
 def bench_loss(
     config: RunConfig, *, only: tuple[str, ...] = (), seconds: float = 0.5
-) -> Iterator[LossTiming]:
+) -> Iterator[KernelTiming]:
     """Measure each way at the config's rows, width and vocabulary."""
     alone(config)
     choice = prepare_device(config.train)
     ways = losses(config, choice)
     refuse_unknown(only, ways)
-
-    def rows() -> Iterator[LossTiming]:
-        for name, loss in ways.items():
-            if only and name not in only:
-                continue
-            if isinstance(loss, str):
-                yield LossTiming(name=name, refusal=loss)
-                continue
-            refusal = ""
-            try:
-                yield _measured_loss(config, choice, name, loss, seconds)
-            except (RuntimeError, ImportError) as error:  # no room, or no kernel for this shape
-                refusal = str(error).splitlines()[0][:120]
-            if refusal:
-                yield LossTiming(name=name, refusal=refusal)
-            free(choice.device)
-
-    return rows()
+    return _measured(
+        {
+            name: loss
+            if isinstance(loss, str)
+            else partial(_measured_loss, config, choice, loss, seconds)
+            for name, loss in ways.items()
+            if not only or name in only
+        }
+    )
 
 
-def _measured_loss(
-    config: RunConfig, choice: DeviceChoice, name: str, loss: Loss, seconds: float
-) -> LossTiming:
+def _measured_loss(config: RunConfig, choice: DeviceChoice, loss: Loss, seconds: float) -> Figures:
+    """Forward and backward, 6 N V C; memory is the peak beyond inputs and gradients."""
     rows = config.train.batch_size * config.train.seq_len
-    dim, vocab = config.model.dim, config.model.vocab_size
     given = random_inputs(config.model, choice, rows)
 
     def work() -> list[Tensor]:
@@ -315,66 +313,23 @@ def _measured_loss(
     work()
     peak = memory_usage(choice.device)["memory_peak"] - before
     took = median_seconds(work, choice.device, seconds)
-    loss_error, grad_error = _errors(config, choice, loss)
-    return LossTiming(
-        name=name,
-        seconds=took,
-        flops_per_s=6 * rows * dim * vocab / took,
-        memory=peak if choice.device.type == "cuda" else 0,
-        loss_error=loss_error,
-        grad_error=grad_error,
-    )
-
-
-def _errors(config: RunConfig, choice: DeviceChoice, loss: Loss) -> tuple[float, float]:
     pairs = beside_float64(*compared_with_float64(loss, config.model, config.train, choice))
-    total, *grads = (_gap(found, wanted) for found, wanted in pairs)
-    return total, max(grads)
+    loss_error, *errors = (_gap(found, wanted) for found, wanted in pairs)
+    return {
+        "seconds": took,
+        "flops_per_s": 6 * rows * config.model.dim * config.model.vocab_size / took,
+        **({"memory": peak} if choice.device.type == "cuda" else {}),
+        "loss_error": loss_error,
+        "grad_error": max(errors),
+    }
 
 
-def describe_loss(rows: list[LossTiming], config: RunConfig) -> list[str]:
-    """The table as text."""
-    choice = choose_device(config.train.device, config.train.dtype)
-    lines = [["loss", "ms", "TFLOP/s", "memory", "loss error", "gradient error"]]
-    for row in rows:
-        if not row.refusal:
-            rate, memory = f"{row.flops_per_s / 1e12:.3g}", size(row.memory) if row.memory else "-"
-            errors = [f"{row.loss_error:.1e}", f"{row.grad_error:.1e}"]
-            lines.append([row.name, f"{row.seconds * 1e3:.2f}", rate, memory, *errors])
-    return [
-        f"{device_name(choice.device)}, {choice.dtype}:"
-        f" {config.train.batch_size * config.train.seq_len:,} rows, width {config.model.dim},"
-        f" vocabulary {config.model.vocab_size:,}",
-        *table(lines),
-        *(f"{row.name}: {row.refusal}" for row in rows if row.refusal),
-        "TFLOP/s: 6 x rows x width x vocabulary, forward and backward; errors against float64 on"
-        f" {CHECKED_ROWS} rows",
-    ]
-
-
-# `foundling bench kernels --only optimizer`: the update alone, of a model's own parameters with
-# random gradients.
+# The update alone, of a model's own parameters with random gradients.
 #
 # AdamW as a loop, in multi-tensor calls and fused, and every optimizer that `optim.name` offers,
 # made by the trainer's own builder. State is counted in bytes of what the optimizer keeps.
 
 Make = Callable[[Transformer], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerTiming:
-    """One optimizer."""
-
-    name: str
-    refusal: str = ""
-    seconds: float = 0.0
-    state_bytes: int = 0
-    state_per_param: float = 0.0
-    ns_per_param: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def optimizers(config: RunConfig) -> dict[str, Make]:
@@ -407,32 +362,24 @@ def _built(optim: OptimConfig) -> Make:
 
 def bench_optimizer(
     config: RunConfig, *, only: tuple[str, ...] = (), seconds: float = 0.5
-) -> Iterator[OptimizerTiming]:
+) -> Iterator[KernelTiming]:
     """Measure each; one that cannot be built says why."""
     alone(config, rows=False)
     choice = prepare_device(config.train)
     there = optimizers(config)
     refuse_unknown((word for word in only if not any(word in name for name in there)), there)
-
-    def rows() -> Iterator[OptimizerTiming]:
-        for name, make in there.items():
-            if only and not any(word in name for word in only):
-                continue
-            refusal = ""
-            try:
-                yield _measured_optimizer(config, choice, name, make, seconds)
-            except (UserError, RuntimeError, ImportError) as error:
-                refusal = str(error).splitlines()[0][:160]
-            if refusal:
-                yield OptimizerTiming(name=name, refusal=refusal)
-            free(choice.device)
-
-    return rows()
+    return _measured(
+        {
+            name: partial(_measured_optimizer, config, choice, make, seconds)
+            for name, make in there.items()
+            if not only or any(word in name for word in only)
+        }
+    )
 
 
 def _measured_optimizer(
-    config: RunConfig, choice: DeviceChoice, name: str, make: Make, seconds: float
-) -> OptimizerTiming:
+    config: RunConfig, choice: DeviceChoice, make: Make, seconds: float
+) -> Figures:
     with torch.device(choice.device):
         model = Transformer(config.model)
     count = 0
@@ -444,13 +391,12 @@ def _measured_optimizer(
         set_lr(optimizer, config.optim.lr)
     took = median_seconds(optimizer.step, choice.device, seconds)
     held = sum(_bytes(state) for state in optimizer.state.values())
-    return OptimizerTiming(
-        name=name,
-        seconds=took,
-        state_bytes=held,
-        state_per_param=held / count,
-        ns_per_param=took / count * 1e9,
-    )
+    return {
+        "seconds": took,
+        "ns_per_param": took / count * 1e9,
+        "state_bytes": held,
+        "state_per_param": held / count,
+    }
 
 
 def _bytes(state: Any) -> int:
@@ -465,17 +411,5 @@ def _bytes(state: Any) -> int:
     return 0
 
 
-def describe_optimizer(rows: list[OptimizerTiming], config: RunConfig) -> list[str]:
-    """The table as text."""
-    choice = choose_device(config.train.device, config.train.dtype)
-    lines = [["optimizer", "ms", "ns a parameter", "state", "bytes a parameter"]]
-    for row in rows:
-        if not row.refusal:
-            state = [size(row.state_bytes), f"{row.state_per_param:.2f}"]
-            times = [f"{row.seconds * 1e3:.2f}", f"{row.ns_per_param:.4f}"]
-            lines.append([row.name, *times, *state])
-    return [
-        f"{device_name(choice.device)}: one update of every parameter",
-        *table(lines),
-        *(f"{row.name}: {row.refusal}" for row in rows if row.refusal),
-    ]
+BENCHES = {"attention": bench_attention, "loss": bench_loss, "optimizer": bench_optimizer}
+"""The parts of `foundling bench kernels`."""

@@ -3,22 +3,20 @@
 import gc
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from foundling.bench.batch_size import refuse_unknown
 from foundling.config.errors import ConfigError
-from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig
-from foundling.parallel.mesh import ALONE, make_mesh
+from foundling.parallel.mesh import make_mesh
 from foundling.plan.supply import known_sizes
-from foundling.profiling.dry_run import DryRun, DryRunResult
+from foundling.profiling.step_runner import StepRunner, Timed, random_rows
 from foundling.runtime.console import size, table
 from foundling.runtime.device import DeviceChoice, prepare_device
 from foundling.runtime.dist import barrier, process_group, world_from_environment
@@ -26,7 +24,7 @@ from foundling.runtime.processes import ChildResult, run_ranks, tie_to_parent
 
 # Each layout is a job of its own on this machine, in fresh processes, so that none inherits
 # another's memory and a layout that dies leaves the rest. The ranks take the trainer's own steps on
-# random rows (profiling/dry_run.py). Speed counts only with the loss: all layouts must have
+# random rows (profiling/step_runner.py). Speed counts only with the loss: all layouts must have
 # the same.
 #
 # Communication is what a step takes beyond the same work without it. The same processes take as
@@ -63,10 +61,6 @@ class LayoutTiming:
     loss: float = 0.0
     """Of the last step."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def laid_out(layout: str, processes: int, parallel: ParallelConfig) -> ParallelConfig:
     """The config section of a layout; what is not about the layout stays."""
@@ -83,9 +77,7 @@ def laid_out(layout: str, processes: int, parallel: ParallelConfig) -> ParallelC
 
 def chosen(names: Sequence[str]) -> tuple[str, ...]:
     """The layouts that were asked for, or all."""
-    for name in names:
-        if name not in LAYOUTS:
-            raise ConfigError(f"--layouts {name} is unknown; there are {', '.join(LAYOUTS)}.")
+    refuse_unknown(names, LAYOUTS, "--layouts")
     return tuple(names) or LAYOUTS
 
 
@@ -128,7 +120,7 @@ def bench_parallel(
 
 def _starter(steps: int, limit_s: float) -> Start:
     def start(config: RunConfig, processes: int) -> list[ChildResult]:
-        given = json.dumps({"config": dump_yaml(config), "steps": steps, "limit_s": limit_s})
+        given = json.dumps({"config": config.model_dump_json(), "steps": steps, "limit_s": limit_s})
         words = ["-m", "foundling.bench.layouts"]
         return run_ranks(words, processes, limit_s=limit_s, stdin=given)
 
@@ -206,45 +198,36 @@ def describe_parallel(results: Sequence[LayoutTiming], processes: int, device: s
 
 # One rank of `bench train --layouts`: read what to do from stdin, print what it took.
 
-WARM_UP = 2
-
 
 def main() -> None:
     """The layout first, because what comes second finds a memory that was used."""
     tie_to_parent()
     asked = json.loads(sys.stdin.read())
-    config = config_of(asked["config"])
+    config = RunConfig.model_validate_json(asked["config"])
     world = world_from_environment()
     choice = prepare_device(config.train, world.local_rank)
     with process_group(world, choice.device, timeout_s=int(asked["limit_s"])):
         mesh = make_mesh(config.parallel, world, choice.device)
         barrier()
-        taken = DryRun(config, mesh, choice).steps(asked["steps"], warmup=WARM_UP)
+        taken = _timed(StepRunner(config, choice, mesh), asked["steps"])
         gc.collect()
         barrier()
     alone = _alone(config, choice, asked["steps"])
-    print(json.dumps({**_plain(taken), "alone": _plain(alone) if alone else None}), flush=True)
+    print(json.dumps({**asdict(taken), "alone": asdict(alone) if alone else None}), flush=True)
 
 
-def config_of(text: str) -> RunConfig:
-    """A config that came as YAML."""
-    with tempfile.TemporaryDirectory(prefix="foundling-bench-") as folder:
-        file = Path(folder) / "config.yaml"
-        file.write_text(text)
-        return load_run_config(file)
+def _timed(runner: StepRunner, steps: int) -> Timed:
+    size = runner.config.train.batch_size
+    return runner.timed(random_rows(runner.config), steps, size=size, watch_updates=True)
 
 
-def _alone(config: RunConfig, choice: DeviceChoice, steps: int) -> DryRunResult | None:
+def _alone(config: RunConfig, choice: DeviceChoice, steps: int) -> Timed | None:
     """The same micro-batch by this process for itself; None where the model does not fit."""
     single = ParallelConfig(recompute=config.parallel.recompute)
     try:
-        return DryRun(config.replace(parallel=single), ALONE, choice).steps(steps, warmup=WARM_UP)
+        return _timed(StepRunner(config.replace(parallel=single), choice), steps)
     except torch.OutOfMemoryError:
         return None
-
-
-def _plain(taken: DryRunResult) -> dict[str, Any]:
-    return {**asdict(taken), "memory": taken.memory}
 
 
 if __name__ == "__main__":

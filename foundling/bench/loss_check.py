@@ -6,7 +6,6 @@ step has more), compared in its loss and in the gradient norm of every group of 
 some steps on text, whose losses must end alike. The reference is the same model without anything
 clever: eager, whole logits, fp32 without tf32, one row at a time."""
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -16,14 +15,13 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import TypeAdapter
 
-from foundling.bench.bench_rows import BenchRows
-from foundling.bench.step_runner import StepRunner, free
 from foundling.config.errors import DataError
 from foundling.config.run import RunConfig
-from foundling.runtime.device import choose_device, device_name
+from foundling.profiling.step_runner import BenchRows, StepRunner
+from foundling.runtime.device import choose_device, device_name, free_cached_memory
 from foundling.runtime.files import write_text_atomic
-from foundling.train.step import StepResult
 
 LAST = 5
 """Losses at the end whose mean is compared: one step's is noise."""
@@ -74,9 +72,17 @@ class Course:
     groups: dict[str, float] = field(default_factory=dict)
     """Gradient norm of each group of parameters at step 1, after clipping."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+
+@dataclass(frozen=True, kw_only=True)
+class KeptReference:
+    """A reference's steps as a file keeps them."""
+
+    key: str
+    """Digest of the model, recipe, seed and rows."""
+    model: str
+    """The same without the rows."""
+    device: str
+    course: Course
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +172,10 @@ def course(
     for number, portion in enumerate(portions, taken):
         batches = [rows.batch(start, portion.rows) for start in portion.starts(at)]
         lr = course_lr(runner.config, number)
-        result: StepResult = runner.step(batches, lr, measure=number == 0)
-        found.losses.append(float(result.loss))
+        result = runner.step(batches, lr, measure=number == 0)
+        found.losses.append(result.loss)
         if number == 0:
-            found.grad_norm = float(result.grad_norm)
-            found.groups = {k: float(v) for k, v in result.group_grad_norms.items()}
+            found.grad_norm, found.groups = result.grad_norm, result.group_grad_norms
         at += portion.total
     return found
 
@@ -194,7 +199,7 @@ def reference_course(config: RunConfig, rows: BenchRows, portions: Sequence[Port
         return course(StepRunner(simple, choice), rows, single)
     finally:
         torch.set_float32_matmul_precision(before)
-        free(choice.device)
+        free_cached_memory()
 
 
 def kept_reference(
@@ -209,9 +214,9 @@ def kept_reference(
         return known
     found = reference_course(config, rows, portions)
     device = device_name(choose_device(config.train.device, config.train.dtype).device)
-    keys = {"key": _key(config, rows, portions), "model": _key(config)}
-    tree = {**keys, "device": device, "course": found.to_json()}
-    write_text_atomic(file, json.dumps(tree) + "\n")
+    key, model = _key(config, rows, portions), _key(config)
+    kept = KeptReference(key=key, model=model, device=device, course=found)
+    write_text_atomic(file, json.dumps(asdict(kept)) + "\n")
     return found, ""
 
 
@@ -221,16 +226,15 @@ def read_reference(
     """What a file keeps, None where there is none; a reference of something else is refused."""
     if not file.is_file():
         return None
-    tree = _read(file)
-    if tree["key"] != _key(config, rows, portions):
+    kept = _read(file)
+    if kept.key != _key(config, rows, portions):
         raise _other(file)
-    return Course(**tree["course"]), f"{file}, of {tree['device']}"
+    return kept.course, f"{file}, of {kept.device}"
 
 
 def refuse_other_model(file: Path, config: RunConfig) -> None:
     """As far as it can be told while the rows are still looked for."""
-    mine = _key(config)
-    if file.is_file() and _read(file).get("model", mine) != mine:  # older files do not say
+    if file.is_file() and _read(file).model != _key(config):
         raise _other(file)
 
 
@@ -256,32 +260,19 @@ def _key(config: RunConfig, rows: BenchRows | None = None, portions: Sequence[Po
     return hashlib.sha256(repr(what).encode() + tokens).hexdigest()
 
 
-def _read(file: Path) -> dict[str, Any]:
-    tree: Any = None
-    with contextlib.suppress(ValueError):
-        tree = json.loads(file.read_text(encoding="utf-8"))
-    whole = isinstance(tree, dict) and {"key", "course", "device"} <= tree.keys()
-    if not whole or not _is_course(tree["course"]):
-        raise DataError(f"{file} is no reference; give another --reference.")
-    found: dict[str, Any] = tree
-    return found
-
-
-def _is_course(tree: Any) -> bool:
-    """Whether this is what `Course.to_json` writes."""
-    if not isinstance(tree, dict) or tree.keys() != asdict(Course()).keys():
-        return False
-    losses, groups = tree["losses"], tree["groups"]
-    if not (isinstance(losses, list) and losses and isinstance(groups, dict)):
-        return False
-    numbers = [*losses, *groups.values(), tree["grad_norm"]]
-    return all(isinstance(one, int | float) for one in numbers)
+def _read(file: Path) -> KeptReference:
+    try:
+        kept = TypeAdapter(KeptReference).validate_json(file.read_text(encoding="utf-8"))
+        if not kept.course.losses:
+            raise ValueError("no steps")
+    except ValueError as error:
+        raise DataError(f"{file} is no reference; give another --reference.") from error
+    return kept
 
 
 def gaps(config: RunConfig, dtype: torch.dtype, tolerance: float | None) -> tuple[float, float]:
     """What is allowed for this arithmetic: of the loss, and of gradient norms."""
-    eight = getattr(config.train, "float8", "none") not in (False, "", "none", "off")
     narrow = dtype != torch.float32 or config.train.dtype == "tf32"
-    kind = "fp32" if not narrow else "fp8" if eight else "bf16"
+    kind = "fp32" if not narrow else "bf16" if config.train.float8 == "none" else "fp8"
     loss, gradient = GAPS[kind]
     return (loss if tolerance is None else tolerance), gradient

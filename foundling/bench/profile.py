@@ -4,6 +4,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, record_function
 
-from foundling.bench.bench_rows import RandomRows, random_rows
+from foundling.bench.batch_size import alone, refuse_unwritable
 from foundling.bench.kernels import best_attention
-from foundling.bench.step_runner import (
-    StepRunner,
-    Tell,
-    alone,
-    free,
-    refuse_unwritable,
-    tell_chosen,
-)
-from foundling.config.errors import ConfigError, RunError
+from foundling.config.errors import ConfigError
 from foundling.config.run import RunConfig
 from foundling.plan.hardware import Ceilings
-from foundling.plan.params import keys_seen
+from foundling.plan.params import keys_seen, sizes_of
 from foundling.plan.speed import UPDATE_BYTES
-from foundling.plan.workload import sizes_of
 from foundling.profiling.ceilings import measure_ceilings
-from foundling.profiling.probe import memory_meter, silent_stderr
-from foundling.profiling.trace import PARTS, RANGE, after_hidden, fill_up, pieces, split
+from foundling.profiling.probe import memory_meter
+from foundling.profiling.step_runner import StepRunner, Tell, random_rows, tell_chosen
+from foundling.profiling.trace import PARTS, pieces, taken_apart, watched
 from foundling.runtime.console import size, table
-from foundling.runtime.device import DeviceChoice, device_name, prepare_device, synchronise
+from foundling.runtime.device import DeviceChoice, device_name, free_cached_memory, prepare_device
 from foundling.runtime.files import cache_folder
-from foundling.train import step
-from foundling.train.oom import dump_snapshot, record_history, snapshot_note, snapshot_on_oom
+from foundling.train.oom import dump_snapshot, record_history, refuse_on_oom, snapshot_on_oom
 from foundling.train.state import TrainState
 from foundling.train.step import manual_gc
 
@@ -93,10 +84,6 @@ class StepProfile:
     """Arithmetic of the products that the ceiling is of."""
     trace: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def bench_profile(
     config: RunConfig,
@@ -113,31 +100,23 @@ def bench_profile(
     refuse_unwritable(trace, "--trace")
     rows = random_rows(config)
     size, cuda = config.train.batch_size, choice.device.type == "cuda"
-    try:
-        with snapshot_on_oom(cache_folder("oom")):
-            runner = StepRunner(config, choice)
-            tell_chosen(runner.chosen, tell)
-            config = runner.config  # with what was chosen
-            with manual_gc() as gc_control:  # as in a run
-                runner.timed(rows, 1, size=size, warmup=0)
-                gc_control.step()
-                timed = runner.timed(rows, steps, size=size)
-            tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
-            taken = _traced(runner, rows, profiled, trace)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"a step of {size} rows does not fit into the memory; give a smaller --batch"
-            f"{snapshot_note(error) or '.'}"
-        ) from error
-    events = taken.events() or []
-    found = {name: seconds / profiled for name, seconds in split(events, cuda=cuda).items()}
-    whole = timed.seconds if cuda else max(sum(found.values()), timed.seconds)
-    found = fill_up(found, whole, timed.seconds)
+    with refuse_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
+        runner = StepRunner(config, choice)
+        tell_chosen(runner.chosen, tell)
+        config = runner.config  # with what was chosen
+        with manual_gc() as gc_control:  # as in a run
+            runner.timed(rows, 1, size=size, warmup=0)
+            gc_control.step()
+            timed = runner.timed(rows, steps, size=size)
+        tell(f"a step takes {timed.seconds:.4f} s; profiling {profiled} more")
+        batches = [runner.batches(rows, number, size, 1) for number in range(profiled)]
+        work = [partial(runner.step, each, runner.timed_lr) for each in batches]
+        found, events = taken_apart(runner.state, work, timed.seconds, trace)
     found["idle"] = found.pop("other")
     found.setdefault("communication", 0.0)  # one process has no communication
     kernels, launches = _kernels(events, cuda, profiled)
-    del runner, taken, events
-    free(choice.device)
+    del runner, work, events
+    free_cached_memory()
     tell("measuring the ceilings")
     # The runner has set how fp32 products are made: those of a tf32 run are measured in tf32.
     ceilings = measure_ceilings(choice.device, quick=quick)
@@ -155,63 +134,6 @@ def bench_profile(
         products="bf16" if choice.dtype != torch.float32 else choice.name,
         trace=str(trace),
     )
-
-
-def _traced(runner: StepRunner, rows: RandomRows, count: int, trace: Path) -> Any:
-    cuda = runner.device.type == "cuda"
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
-    size, lr = runner.config.train.batch_size, runner.timed_lr
-    batches = [rows.batch(number * size, size) for number in range(count + 1)]
-    with ranges(runner.state), silent_stderr():
-        runner.step(batches[:1], lr)  # the ranges' own first time
-        synchronise(runner.device)
-        with profile(activities=activities) as found:
-            taken: Any = found
-            for batch in batches[-count:]:
-                runner.step([batch], lr)
-            synchronise(runner.device)
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        taken.export_chrome_trace(str(trace))
-    return taken
-
-
-@contextlib.contextmanager
-def ranges(state: TrainState) -> Iterator[None]:
-    """Name the loss (from the final norm's end to the loss's), clipping and the update in the
-    trace."""
-    open_ranges: dict[str, Any] = {}
-
-    def begin(name: str) -> None:
-        end(name)
-        open_ranges[name] = record_function(RANGE + name)
-        open_ranges[name].__enter__()
-
-    def end(name: str) -> None:
-        if (ended := open_ranges.pop(name, None)) is not None:
-            ended.__exit__(None, None, None)
-
-    handles = [
-        state.module.register_forward_hook(lambda *_: end("loss")),
-        state.optimizer.register_step_pre_hook(lambda *_: begin("optimizer")),
-        state.optimizer.register_step_post_hook(lambda *_: end("optimizer")),
-    ]
-    room: Any = step
-    clip = room.clip_
-
-    def clipped(*given: Any) -> torch.Tensor:
-        begin("optimizer")
-        norm: torch.Tensor = clip(*given)
-        end("optimizer")
-        return norm
-
-    room.clip_ = clipped
-    try:
-        with after_hidden(state.model, lambda: begin("loss")):
-            yield
-    finally:
-        room.clip_ = clip
-        for handle in handles:
-            handle.remove()
 
 
 def _kernels(
@@ -360,6 +282,12 @@ def describe_profile(found: StepProfile) -> list[str]:
 # (profiling/probe.py).
 
 Reading = Callable[[], dict[str, int]]
+MOMENTS = {
+    "loss": "forward, head and loss",
+    "clipped": "backward, all; clipped",
+    "updated": "optimizer",
+}
+"""Of a step, in addition to the blocks'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,26 +346,24 @@ def bench_memory(
     rows = random_rows(config)
     batch = rows.batch(0, config.train.batch_size)
     moments: list[Moment] = []
-    try:
-        with snapshot_on_oom(cache_folder("oom")), record_history(choice.device):
-            runner = StepRunner(config, choice)
-            tell_chosen(runner.chosen, tell)
-            for _ in range(2):
+    with (
+        refuse_on_oom(config.train),
+        snapshot_on_oom(cache_folder("oom")),
+        record_history(choice.device),
+    ):
+        runner = StepRunner(config, choice)
+        tell_chosen(runner.chosen, tell)
+        for _ in range(2):
+            runner.step([batch], runner.timed_lr)
+        with memory_meter(runner.state) as read:
+            held = read()["allocated"]
+            moments.append(Moment(name="between steps", allocated=held, peak=held))
+            with _marked(runner.state, moments, read):
                 runner.step([batch], runner.timed_lr)
-            with memory_meter(runner.state) as read:
-                held = read()["allocated"]
-                moments.append(Moment(name="between steps", allocated=held, peak=held))
-                with _marked(runner.state, moments, read):
-                    runner.step([batch], runner.timed_lr)
-                _mark(moments, read, "end of step")
-            if snapshot is not None:
-                snapshot.parent.mkdir(parents=True, exist_ok=True)
-                dump_snapshot(snapshot)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"a step of {config.train.batch_size} rows does not fit into the memory; give a smaller"
-            f" --batch{snapshot_note(error) or '.'}"
-        ) from error
+            _mark(moments, read, "end of step")
+        if snapshot is not None:
+            snapshot.parent.mkdir(parents=True, exist_ok=True)
+            dump_snapshot(snapshot)
     return MemoryTimeline(
         device=device_name(choice.device),
         rows=config.train.batch_size,
@@ -470,18 +396,17 @@ def _marked(state: TrainState, moments: list[Moment], read: Reading) -> Iterator
         block._compiled_call_impl = _weighed(
             block, mark(f"forward, layer {index}"), mark(above), below
         )
-    handles = [
-        state.module.register_forward_hook(mark("forward, head and loss")),
-        state.optimizer.register_step_pre_hook(mark("backward, all; clipped")),
-        state.optimizer.register_step_post_hook(mark("optimizer")),
-    ]
+
+    def seen(moment: str) -> None:
+        if moment in MOMENTS:
+            _mark(moments, read, MOMENTS[moment])
+
     try:
-        yield
+        with watched(state, seen):
+            yield
     finally:
         for block, compiled in zip(blocks, before, strict=True):
             block._compiled_call_impl = compiled
-        for handle in handles:
-            handle.remove()
 
 
 def _weighed(

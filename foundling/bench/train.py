@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 
-from foundling.bench.bench_rows import BenchRows, random_rows, text_rows
+from foundling.bench.batch_size import (
+    alone,
+    cap_memory,
+    fastest,
+    lift_cap,
+    refuse_unwritable,
+    try_sizes,
+)
+from foundling.bench.bench_rows import text_rows
 from foundling.bench.loss_check import (
     Check,
     Course,
@@ -25,28 +33,24 @@ from foundling.bench.loss_check import (
     read_reference,
     refuse_other_model,
 )
-from foundling.bench.step_runner import (
-    WARM_UP,
-    StepRunner,
-    Tell,
-    Timed,
-    alone,
-    cap_memory,
-    fastest,
-    free,
-    lift_cap,
-    refuse_unwritable,
-    tell_chosen,
-    try_sizes,
-)
 from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
 from foundling.plan.horizon import batch_tokens
 from foundling.plan.params import count_params, flops_per_token
+from foundling.profiling.step_runner import (
+    WARM_UP,
+    BenchRows,
+    StepRunner,
+    Tell,
+    Timed,
+    random_rows,
+    tell_chosen,
+)
 from foundling.runtime.console import size, table
 from foundling.runtime.device import (
     DeviceChoice,
     device_name,
+    free_cached_memory,
     prepare_device,
     translate_out_of_memory,
 )
@@ -54,7 +58,7 @@ from foundling.runtime.files import cache_folder
 from foundling.runtime.progress import process_age
 from foundling.runtime.versions import commit
 from foundling.train.autotune.harness import matmul_peak, sheet_peak
-from foundling.train.oom import snapshot_note, snapshot_on_oom
+from foundling.train.oom import refuse_on_oom, snapshot_on_oom
 from foundling.train.step import manual_gc
 
 
@@ -224,7 +228,7 @@ def how_it_ran(config: RunConfig, choice: DeviceChoice, chosen: Sequence[str] = 
         *([f"float8 {train.float8}"] if train.float8 != "none" else []),
         *(["logits too"] if train.head_float8 else []),
         f"recompute {config.parallel.recompute}",
-        str(getattr(config.optim, "name", "adamw")),
+        config.optim.name,
     ]
     return ", ".join(said)
 
@@ -297,7 +301,7 @@ def bench_train(config: RunConfig, asked: BenchOptions, tell: Tell = lambda _: N
     timed, ours, since_start, how = _ours(config, choice, asked, micro_steps, text, tell)
     tell(f"foundling: {timed.tokens_per_s:,.0f} tokens/s at {timed.rows} rows")
     meter = ThroughputMeter(config, choice, matmul_peak(choice.device, choice.dtype))
-    free(choice.device)
+    free_cached_memory()
     result = meter.result("foundling", how, timed, age or since_start, tried)
     check = None
     if text is not None and ours is not None:
@@ -348,8 +352,20 @@ def _check(
     portions: list[Portion],
     ours: Course,
 ) -> Check:
-    """Our steps against the reference's."""
-    plain, source = _reference(config, asked, choice, text, portions)
+    """Our steps against the plain trainer's, which keeps every number in fp32 and so may have the
+    whole device."""
+    lift_cap(choice.device)
+    try:
+        with translate_out_of_memory():
+            plain, source = kept_reference(asked.reference, config, text, portions)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            "the loss check's fp32 reference does not fit into the device's memory; give a"
+            " --reference FILE made on a larger one, or --check-steps 0."
+        ) from error
+    finally:
+        free_cached_memory()
+        cap_memory(choice.device, asked.memory)
     loss_gap, grad_gap = gaps(config, choice.dtype, asked.tolerance)
     return Check(
         text=text.name + (", without dropout" if config.model.dropout else ""),
@@ -360,28 +376,6 @@ def _check(
         grad_gap=grad_gap,
         source=source,
     )
-
-
-def _reference(
-    config: RunConfig,
-    asked: BenchOptions,
-    choice: DeviceChoice,
-    text: BenchRows,
-    portions: list[Portion],
-) -> tuple[Course, str]:
-    """The plain trainer's steps. It keeps every number in fp32, so it may have the whole device."""
-    lift_cap(choice.device)
-    try:
-        with translate_out_of_memory():
-            return kept_reference(asked.reference, config, text, portions)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            "the loss check's fp32 reference does not fit into the device's memory; give a"
-            " --reference FILE made on a larger one, or --check-steps 0."
-        ) from error
-    finally:
-        free(choice.device)
-        cap_memory(choice.device, asked.memory)
 
 
 def _ours(
@@ -396,7 +390,7 @@ def _ours(
     rows, first, ours = timed_rows(config, asked), config.train.batch_size, None
     runner = None
     try:
-        with snapshot_on_oom(cache_folder("oom")):
+        with refuse_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
             runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
             with manual_gc() as gc_control:
@@ -415,15 +409,9 @@ def _ours(
                     runner.state.model.train()
                 timed = runner.timed(rows, asked.steps, size=first, micro_steps=micro_steps)
         return timed, ours, age, how_it_ran(runner.config, choice, runner.chosen)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"a step of {first} rows of {config.train.seq_len} tokens does not fit into the memory;"
-            " give --batch best, a smaller --batch, or set parallel.recompute"
-            f"{snapshot_note(error) or '.'}"
-        ) from error
     finally:
         del runner
-        free(choice.device)
+        free_cached_memory()
 
 
 def timed_rows(config: RunConfig, asked: BenchOptions) -> BenchRows:
@@ -450,7 +438,7 @@ def _with_best(
         pass  # not even the weights fit
     finally:
         del runner
-        free(choice.device)
+        free_cached_memory()
     best = fastest(tried)
     if not best:
         raise RunError("not even one row fits into the device's memory; see `foundling plan`.")

@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foundling.cli.options import (
     DEVICES,
@@ -22,9 +23,10 @@ from foundling.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from foundling.bench.baselines import Held
-    from foundling.bench.step_runner import Tell
+    from foundling.bench.kernels import KernelTiming
     from foundling.bench.train import BenchOptions, TrainBench
     from foundling.config.run import RunConfig
+    from foundling.profiling.step_runner import Tell
 
 
 def _layouts(options: Options, settings: Settings) -> None:
@@ -59,7 +61,7 @@ def _layouts(options: Options, settings: Settings) -> None:
             {
                 "processes": processes,
                 "method": METHOD,
-                "layouts": [result.to_json() for result in results],
+                "layouts": [asdict(result) for result in results],
             }
         )
     else:
@@ -100,13 +102,12 @@ def _asked_parts(only: str | None) -> dict[str, tuple[str, ...]]:
     return {part: tuple(named) for part, named in kinds.items()}
 
 
-def _collect(part: str, rows: Iterable[Any]) -> list[Any]:
+def _collect(rows: "Iterable[KernelTiming]") -> "list[KernelTiming]":
     """Collect, and say how far it has come."""
-    found: list[Any] = []
-    fields = ("mask", "kernel", "refusal") if part == "attention" else ("name", "refusal")
+    found = []
     for row in rows:
         found.append(row)
-        _say(" ".join(str(getattr(row, field)) for field in fields).strip())
+        _say(f"{row.name} {row.refusal}".rstrip())
     return found
 
 
@@ -135,15 +136,15 @@ def _kernels(options: Options, settings: Settings) -> None:
     config = sized(options.target, settings, str(options.batch or ""))
     # All of them are called, and so have refused what they must, before the first is measured.
     begun = {
-        part: getattr(kernels, f"bench_{part}")(config, only=kinds, seconds=options.seconds)
+        part: kernels.BENCHES[part](config, only=kinds, seconds=options.seconds)
         for part, kinds in parts.items()
     }
-    found = {part: _collect(part, rows) for part, rows in begun.items()}
+    found = {part: _collect(rows) for part, rows in begun.items()}
     if options.json:
         print_json({part: [row.to_json() for row in rows] for part, rows in found.items()})
     else:
         for part, rows in found.items():
-            print("\n".join(getattr(kernels, f"describe_{part}")(rows, config)))
+            print("\n".join(kernels.describe_kernels(part, rows, config)))
     failed = [part for part, rows in found.items() if all(row.refusal for row in rows)]
     for part in failed:
         warn(f"no {part} could be measured; the lines above say why.")
@@ -161,7 +162,7 @@ def _memory(options: Options, settings: Settings) -> None:
 
 def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
     """Settings that a bench sets by itself."""
-    from foundling.bench.step_runner import refuse_unused
+    from foundling.bench.batch_size import refuse_unused
 
     given = {name.replace("-", "_"): name for name in settings}
     refuse_unused({f"--{name}": given.get(name) for name in own}, because)
@@ -254,7 +255,7 @@ def sized(target: str, settings: Settings, batch: str) -> "RunConfig":
 
 def _refuse_unused(options: Options) -> None:
     """Refuse options that have no effect with the others."""
-    from foundling.bench.step_runner import refuse_unused
+    from foundling.bench.batch_size import refuse_unused
 
     if options.check_steps == 0:
         names = ("check_data", "reference", "tolerance", "check_rows")
@@ -279,7 +280,7 @@ def measure_and_report(
     """What `bench train` does around the measuring: what is refused before it, the table, and the
     recorded figures."""
     from foundling.bench import baselines
-    from foundling.bench.step_runner import refuse_unwritable
+    from foundling.bench.batch_size import refuse_unwritable
     from foundling.runtime.device import choose_device, device_name
 
     _refuse_unused(options)
@@ -363,7 +364,7 @@ def _profile(options: Options, settings: Settings) -> None:
         quick=options.quick,
         tell=_say,
     )
-    print_json(found.to_json()) if options.json else print("\n".join(describe_profile(found)))
+    print_json(asdict(found)) if options.json else print("\n".join(describe_profile(found)))
 
 
 def duration_hint(options: Options) -> str:
@@ -424,7 +425,7 @@ def _generate(options: Options, settings: Settings) -> None:
         compiled=False if options.no_compile else None,
         tell=_say,
     )
-    print_json(found.to_json()) if options.json else print("\n".join(describe_generate(found)))
+    print_json(asdict(found)) if options.json else print("\n".join(describe_generate(found)))
     if found.wrong:
         warn(f"{found.wrong} of {found.checked} tokens are not the plain decoder's: no figure here")
         raise SystemExit(1)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,19 +139,18 @@ def _as_rank(asked: "DoctorRequest", run: Path | None, options: Options) -> tupl
     from foundling.doctor.examine import examine_together
     from foundling.launch.bad_nodes import note_bad_node
 
-    mine, opinions = examine_together(asked, _profiles())
+    mine, everything = examine_together(asked, _profiles())
     bad = [line for line in mine if line.level == "fail" and line.of_node]
     if bad and run is not None and run.is_dir():
         note_bad_node(run, bad[0].text)
     if int(os.environ["RANK"]):
         return _verdict(mine, is_job=True)
-    everything = [(opinion.who, opinion.lines) for opinion in opinions]
     if options.json:
         print_json(_tree(everything))
     else:
         for line in gathered(everything):
             print(line)
-    return _verdict([line for opinion in opinions for line in opinion.lines], is_job=True)
+    return _verdict([line for _, lines in everything for line in lines], is_job=True)
 
 
 def _launched(
@@ -198,7 +198,7 @@ def _tree(by_rank: "list[tuple[str, Any]]") -> dict[str, Any]:
     return {
         "level": worst(every),
         "ranks": [
-            {"who": who, "lines": [line.to_json() for line in lines]} for who, lines in by_rank
+            {"who": who, "lines": [asdict(line) for line in lines]} for who, lines in by_rank
         ],
     }
 
@@ -272,7 +272,7 @@ def _rehearse(options: Options, settings: Settings) -> None:
             say(f"  {point.what}: {point.state}")
     is_go, last = verdict(points, strict=options.strict)
     if options.json:
-        print_json({"go": is_go, "verdict": last, "points": [p.to_json() for p in points]})
+        print_json({"go": is_go, "verdict": last, "points": [asdict(point) for point in points]})
     else:
         for point in points:
             print(point)

@@ -34,12 +34,6 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", help="hardware to plan for, such as h200; several: h100,h200")
     parser.add_argument("--gpus", type=positive, help="GPUs of a node (default: the usual number)")
     parser.add_argument("--price", type=above_zero, help="dollars an hour for one GPU")
-    parser.add_argument("--provider", help="take this one's prices, of providers in hardware.yaml")
-    parser.add_argument(
-        "--optimizer",
-        choices=("adamw", "adamw8bit", "muon"),
-        help="whose state and time to plan (default: optim.name)",
-    )
     parser.add_argument("--nodes", type=positives, help="nodes; several are compared: 1,8,64,640")
     parser.add_argument(
         "--what-if", action="append", default=[], metavar="NAME=A,B", help="compare values"
@@ -87,7 +81,7 @@ def _plan(options: Options, settings: Settings) -> None:
 
 
 def _serving(options: Options, settings: Settings) -> None:
-    others = ("gpus", "nodes", "price", "provider", "optimizer", "what_if", "output", "json")
+    others = ("gpus", "nodes", "price", "what_if", "output", "json")
     refuse_given(options, (*others, "probe_minutes"), "with --serve")
     from foundling.plan.hardware import find_gpu
     from foundling.plan.summary import describe_serving
@@ -100,7 +94,7 @@ def _serving(options: Options, settings: Settings) -> None:
 
 
 def _probe(options: Options, settings: Settings) -> None:
-    for name in ("gpu", "gpus", "nodes", "price", "provider", "optimizer", "what_if", "output"):
+    for name in ("gpu", "gpus", "nodes", "price", "what_if", "output"):
         if getattr(options, name):
             raise ConfigError(
                 f"--{name.replace('_', '-')} has no effect with --probe, which takes the run's own"
@@ -116,6 +110,7 @@ def _probe(options: Options, settings: Settings) -> None:
 
 def _question(options: Options, settings: Settings) -> "PlanRequest":
     from foundling.launch.launcher import fingerprint_of
+    from foundling.plan.forecast import PlanOptions
     from foundling.plan.summary import PlanRequest
     from foundling.runtime.console import warn
 
@@ -123,10 +118,7 @@ def _question(options: Options, settings: Settings) -> "PlanRequest":
     return PlanRequest(
         resolved=lambda changes: resolved(options.target, {**settings, **changes}, tell=once),
         gpus=tuple(listed(options.gpu)),
-        per_node=options.gpus,
-        price=options.price,
-        provider=options.provider or "",
-        optimizer=options.optimizer or "",
+        asked=PlanOptions(gpus=options.gpus, price=options.price),
         fingerprint=fingerprint_of,
         nodes=options.nodes or (),
         what_if=tuple(options.what_if),
@@ -143,8 +135,6 @@ def _check_output(options: Options) -> None:
         return
     if len(listed(options.gpu)) > 1:
         raise ConfigError(f"--gpu {options.gpu} names several; a config is written for one.")
-    if options.optimizer and not options.gpu:
-        raise ConfigError("--optimizer has no effect on -o without hardware; give --gpu NAME too.")
     if len(options.nodes or ()) > 1:
         raise ConfigError(f"--nodes {options.nodes} are several; a config is written for one.")
     if path.exists() and path.suffix not in SUFFIXES:

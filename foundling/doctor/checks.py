@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foundling.config.errors import UserError
-from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.run import RunConfig
 from foundling.runtime.processes import ChildResult, run_child, tie_to_parent
 
@@ -22,7 +21,7 @@ class DoctorRequest:
     """One question to the doctor."""
 
     config: str = ""
-    """The resolved config as YAML; empty: only the machine is looked at."""
+    """The resolved config as JSON; empty: only the machine is looked at."""
     run: str = ""
     """Run directory, which need not exist; empty: none is known."""
     device: str = "auto"
@@ -38,19 +37,10 @@ class DoctorRequest:
     """Seconds for each check that may hang."""
     skip: tuple[str, ...] = ()
     """What a child is not to try again, because the one before died of it."""
-    scratch: str = ""
-    """A folder to write to; empty: the run's."""
 
     def run_config(self) -> RunConfig | None:
         """The target's config, if there is a target."""
-        if not self.config:
-            return None
-        import tempfile
-
-        with tempfile.TemporaryDirectory(prefix="foundling-doctor-") as folder:
-            file = Path(folder) / "config.yaml"
-            file.write_text(self.config)
-            return load_run_config(file)
+        return RunConfig.model_validate_json(self.config) if self.config else None
 
     def without(self, *done: str) -> "DoctorRequest":
         """The same question but for what is done."""
@@ -71,7 +61,7 @@ def asked_about(config: RunConfig | None, run: Path | None = None, **more: objec
     """A question about a target, or about the machine alone."""
     train = config.train if config else None
     fields = {
-        "config": dump_yaml(config) if config else "",
+        "config": config.model_dump_json() if config else "",
         "run": str(run) if run else "",
         "device": train.device if train else "auto",
         "dtype": train.dtype if train else "auto",
@@ -104,15 +94,6 @@ class CheckResult:
 
     def __str__(self) -> str:
         return f"{self.level:<4}  {self.check:<14} {self.text}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, tree: dict[str, Any]) -> "CheckResult":
-        """The inverse of to_json."""
-        return cls(**tree)
 
 
 def passed(check: str, text: str, facts: Facts = NONE) -> CheckResult:
@@ -189,7 +170,7 @@ class Notes:
 
     def says(self, line: CheckResult) -> None:
         """A finding."""
-        self._out(SAYS + json.dumps(line.to_json()))
+        self._out(SAYS + json.dumps(asdict(line)))
 
 
 def examined(
@@ -243,7 +224,7 @@ def read_notes(text: str) -> tuple[list[str], list[CheckResult]]:
         if word.startswith(BEGINS):
             begun.append(word.removeprefix(BEGINS))
         elif word.startswith(SAYS):
-            lines.append(CheckResult.from_json(json.loads(word.removeprefix(SAYS))))
+            lines.append(CheckResult(**json.loads(word.removeprefix(SAYS))))
     return begun, lines
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
@@ -150,16 +150,6 @@ class Meeting:
 OF_DEVICE = ("kernels", "health")
 OF_NODE = ("disk", "stored")
 OF_TARGET = ("trial",)
-PROBE = ("-m", "foundling.doctor.network")
-
-
-@dataclass(frozen=True)
-class Opinion:
-    """What one rank found."""
-
-    who: str
-    """rank 3 on n17."""
-    lines: tuple[CheckResult, ...]
 
 
 def examine(asked: DoctorRequest, profiles: Mapping[str, Variables]) -> Iterator[CheckResult]:
@@ -176,10 +166,10 @@ def examine(asked: DoctorRequest, profiles: Mapping[str, Variables]) -> Iterator
 
 def examine_together(
     asked: DoctorRequest, profiles: Mapping[str, Variables]
-) -> tuple[list[CheckResult], list[Opinion]]:
+) -> tuple[list[CheckResult], list[tuple[str, list[CheckResult]]]]:
     """Every check of a job: what belongs to a GPU by every rank, what belongs to a node by its
     first rank, what all nodes share by rank 0, and what is between them by all together. What this
-    rank found and, on rank 0, what every rank did."""
+    rank found and, on rank 0, what every rank did by its name (rank 3 on n17)."""
     world = world_from_environment()
     meeting = Meeting(world, asked.limit_s)
     neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -191,9 +181,9 @@ def examine_together(
         lines = list(_as_rank(asked, world, meeting, profiles, who))
     except UserError as error:
         lines = [refused("doctor", error)]
-    answers = meeting.collect("lines", [who, [line.to_json() for line in lines]])
+    answers = meeting.collect("lines", [who, [asdict(line) for line in lines]])
     meeting.leave()
-    return lines, [Opinion(name, tuple(map(CheckResult.from_json, said))) for name, said in answers]
+    return lines, [(who, [CheckResult(**one) for one in said]) for who, said in answers]
 
 
 def _as_rank(
@@ -261,16 +251,17 @@ def _is_cuda(asked: DoctorRequest) -> bool:
     return asked.device == "cuda" or (asked.device == "auto" and torch.cuda.is_available())
 
 
-def _words(backend: str, asked: DoctorRequest, probe: Sequence[str]) -> list[str]:
-    return [*probe, backend, str(MEGABYTES[backend]), str(asked.limit_s)]
+def _words(backend: str, asked: DoctorRequest) -> list[str]:
+    words = ["-m", "foundling.doctor.network", backend]
+    return [*words, str(MEGABYTES[backend]), str(asked.limit_s)]
 
 
-def _local_trials(asked: DoctorRequest, probe: Sequence[str] = PROBE) -> dict[str, Trial]:
+def _local_trials(asked: DoctorRequest) -> dict[str, Trial]:
     """Small jobs that this process starts itself: two processes over gloo, every GPU over NCCL."""
 
     def trial(backend: str, processes: int) -> Trial:
         return lambda variables: run_ranks(
-            _words(backend, asked, probe), processes, limit_s=asked.limit_s, env=variables
+            _words(backend, asked), processes, limit_s=asked.limit_s, env=variables
         )
 
     found = {"gloo": trial("gloo", 2)}
@@ -279,9 +270,7 @@ def _local_trials(asked: DoctorRequest, probe: Sequence[str] = PROBE) -> dict[st
     return found
 
 
-def _joint_trials(
-    asked: DoctorRequest, world: World, meeting: Meeting, probe: Sequence[str] = PROBE
-) -> dict[str, Trial]:
+def _joint_trials(asked: DoctorRequest, world: World, meeting: Meeting) -> dict[str, Trial]:
     """The same with one child a rank: every rank tries the same way at the same time, and all get
     how every rank's child ended, so that all go on alike."""
     tries = 0
@@ -291,7 +280,7 @@ def _joint_trials(
             nonlocal tries
             tries += 1
             env = {**variables, **_others(world, meeting, f"{backend} {tries}")}
-            ended = run_child(_words(backend, asked, probe), limit_s=asked.limit_s, env=env)
+            ended = run_child(_words(backend, asked), limit_s=asked.limit_s, env=env)
             mine = [ended.code, ended.out[-300:], ended.err[-300:], ended.seconds]
             return [ChildResult(*one) for one in meeting.tell(f"ended {backend} {tries}", mine)]
 

@@ -1,23 +1,21 @@
 """Checks of a GPU: memory, error counters, matmul rate, and every kernel launched once."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
 from foundling.doctor.checks import CheckResult, DoctorRequest, Notes, failed, passed, warned
 from foundling.model.transformer import Transformer
-from foundling.plan.hardware import Gpu, device_slug, find_gpu, known_ceilings, name_of_device
+from foundling.plan.hardware import device_slug, find_gpu, known_ceilings, name_of_device
+from foundling.profiling.ceilings import memory_bytes
 from foundling.runtime.console import size
-from foundling.runtime.device import choose_device, device_name
+from foundling.runtime.device import choose_device, device_name, memory_free
+from foundling.train.autotune.attention import choose_kernels
 from foundling.train.autotune.harness import matmul_peak
 from foundling.train.autotune.mlp import choose_feed_forward
 
@@ -53,32 +51,15 @@ def check_health(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
 
 
 def _memory(device: torch.device) -> CheckResult:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        text = f"{size(free)} of {size(total)} are free on {device}"
-        if free < FREE_SHARE * total:
-            return warned(
-                "memory",
-                f"{text}; nvidia-smi names the processes that hold the rest.",
-                {"free": free},
-            )
+    free, total = memory_free(device), memory_bytes(device)
+    is_cuda, in_host = device.type == "cuda", "in the host's memory"
+    text = f"{size(free)} of {size(total)} are free {f'on {device}' if is_cuda else in_host}"
+    if free >= (FREE_SHARE if is_cuda else 0.1) * total:
         return passed("memory", text, {"free": free})
-    free, total = host_memory()
-    text = f"{size(free)} of {size(total)} are free in the host's memory"
-    if free < 0.1 * total:
-        return warned("memory", f"{text}; end what else is running.", {"free": free})
-    return passed("memory", text, {"free": free})
-
-
-def host_memory() -> tuple[int, int]:
-    """Bytes of the host that are free to be used, and all of them."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return total, total
-    named = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(named["MemAvailable"].split()[0]) * 1024, total
+    remedy = (
+        "nvidia-smi names the processes that hold the rest" if is_cuda else "end what else runs"
+    )
+    return warned("memory", f"{text}; {remedy}.", {"free": free})
 
 
 def _ask_smi(device: torch.device) -> dict[str, str]:
@@ -144,7 +125,8 @@ def rate_line(rate: float, name: str, dtype: str, kind: str, *, alone: bool) -> 
         return passed(
             "matmul rate", f"{text}, {rate / best:.0%} of what it did before", {"flops": rate}
         )
-    gpu = _of_table(name) if kind == "cuda" else None
+    entry = name_of_device(name) if kind == "cuda" else None
+    gpu = find_gpu(entry) if entry else None
     if gpu is None or dtype not in gpu.peaks:
         return passed("matmul rate", f"{text} (nothing to compare it with)", {"flops": rate})
     peak = gpu.peaks[dtype] * gpu.reach
@@ -165,22 +147,12 @@ def rate_line(rate: float, name: str, dtype: str, kind: str, *, alone: bool) -> 
     return passed("matmul rate", share, {"flops": rate})
 
 
-def _of_table(name: str) -> Gpu | None:
-    entry = name_of_device(name)
-    return find_gpu(entry) if entry else None
-
-
-# Kernels, by launching each and comparing it with a slow one: what cannot run says so here.
+# Kernels, by launching each and comparing it with a slow one: what cannot run says so here. Where
+# there is a choice it is the trainer's own, with its reason.
 #
 # One account's attention in fp32 took the path that writes the whole score matrix, and nothing said
 # so: 22.5 GB instead of 6.2. A bf16 product on some virtual machines ends the process with SIGILL.
 
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
 """Relative, in norm: TF32 products are allowed, nonsense is not."""
 REMEDY = "install the torch build that fits this device"
@@ -193,30 +165,18 @@ def check_kernels(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
     where = f"on {device} in {str(dtype).removeprefix('torch.')}"
     if notes.begins("matmul"):
         yield _held("matmul", where, dtype, lambda: _matmul(device, dtype))
-    model = config.model if config else ModelConfig()
-    with_mask = bool(config and config.data.document_mask)
-    offered = []
-    for name, backend in BACKENDS.items():
-        if notes.begins(f"attention, {name}") and _attends(model, device, dtype, backend):
-            offered.append(name)
-    if notes.begins("attention, chosen"):
-        yield _chosen(model, device, dtype, offered, with_mask=with_mask)
+    target = config or RunConfig()
+    model, train, lines = target.model, target.train, list[str]()
+    if notes.begins("attention"):
+        _, lines = choose_kernels(model, train, target.data, device, dtype)
     if config and notes.begins("feed-forward"):
-        yield from _feed_forward(config, device, dtype)
+        lines.append(choose_feed_forward(model, train, config.parallel.tensor, device, dtype)[1])
+    for line in filter(None, lines):
+        yield (warned if "WARNING" in line else passed)("kernels", line)
     if notes.begins("fused AdamW"):
         yield _held("fused AdamW", f"on {device}", torch.float32, lambda: _adamw(device))
     if notes.begins("compiled block"):
         yield _compiled(device, config)
-
-
-def _feed_forward(
-    config: RunConfig, device: torch.device, dtype: torch.dtype
-) -> Iterator[CheckResult]:
-    """The kernels of a squared ReLU, where there is a choice: rank 0 chooses for all others."""
-    tensor = config.parallel.tensor
-    _, line = choose_feed_forward(config.model, config.train, tensor, device, dtype)
-    if line:
-        yield (warned if "WARNING" in line else passed)("kernels", line)
 
 
 def _held(
@@ -248,67 +208,6 @@ def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     left, right = (torch.randn(256, 256, dtype=torch.float64) for _ in range(2))
     found = left.to(device, dtype) @ right.to(device, dtype)
     return found, left.to(dtype).double() @ right.to(dtype).double()
-
-
-def _inputs(model: ModelConfig, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    heads = (model.heads, model.num_kv_heads, model.num_kv_heads)
-    return [
-        torch.randn(1, count, 128, model.head_width, device=device, dtype=dtype).requires_grad_()
-        for count in heads
-    ]
-
-
-def _attends(
-    model: ModelConfig, device: torch.device, dtype: torch.dtype, backend: SDPBackend
-) -> bool:
-    """Whether a backend takes the model's heads, forward and backward."""
-    q, k, v = _inputs(model, device, dtype)
-    grouped = model.heads != model.num_kv_heads
-    try:
-        with sdpa_kernel([backend]):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-            out.sum().backward()  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return False
-    return True
-
-
-def _chosen(
-    model: ModelConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    offered: list[str],
-    *,
-    with_mask: bool,
-) -> CheckResult:
-    """Which backend torch takes by itself, and whether that is the slow one."""
-    q, k, v = _inputs(model, device, dtype)
-    grouped = model.heads != model.num_kv_heads
-    mask = torch.ones(128, 128, dtype=torch.bool, device=device).tril() if with_mask else None
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-    )
-    out.sum().backward()  # type: ignore[no-untyped-call]
-    taken = taken_backend(q, k, v, mask, grouped=grouped)
-    heads = f"{model.heads}/{model.num_kv_heads} heads of {model.head_width}"
-    text = f"attention with {heads}: {taken} is taken; offered are {', '.join(offered) or 'none'}"
-    if taken == "math" and device.type == "cuda":
-        return warned(
-            "kernels",
-            f"{text}: math keeps the whole score matrix; use train.dtype bf16, or a head width that"
-            " a fused kernel takes (a multiple of 8, at most 256).",
-            {"taken": taken},
-        )
-    return passed("kernels", text, {"taken": taken, "offered": offered})
-
-
-def taken_backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, grouped: bool) -> str:
-    """What scaled_dot_product_attention would choose for these; no public name tells."""
-    number = torch._fused_sdp_choice(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-    )
-    by_number = {int(backend): name for name, backend in BACKENDS.items()}  # type: ignore[call-overload]
-    return by_number.get(int(number), f"backend {number}")
 
 
 def _adamw(device: torch.device) -> tuple[Tensor, Tensor]:

@@ -82,11 +82,11 @@ def _mbit(name: str) -> int:
     return max(0, int(text)) if text.lstrip("-").isdigit() else 0
 
 
-def address_towards(host: str, port: int = 9) -> str:
+def address_towards(host: str) -> str:
     """Our own address on the way to a host; nothing is sent. Empty where there is no way."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port))
+            probe.connect((host, 9))
             return str(probe.getsockname()[0])
     except OSError:
         return ""

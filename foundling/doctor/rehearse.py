@@ -4,10 +4,10 @@ and proofs on the run's own config (resume_proof.py)."""
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -18,7 +18,6 @@ from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig, check_resolved
-from foundling.doctor.gpu_checks import host_memory
 from foundling.doctor.resume_proof import (
     Finding,
     check_steps,
@@ -31,13 +30,13 @@ from foundling.plan.hardware import Gpu, find_gpu
 from foundling.plan.horizon import batch_tokens
 from foundling.plan.layout import lay_out
 from foundling.plan.memory import plan_memory
-from foundling.plan.params import count_params, flops_per_token
+from foundling.plan.params import flops_per_token
 from foundling.plan.supply import known_sizes
 from foundling.plan.workload import works_of
 from foundling.profiling.plan_check import gpu_at_hand
 from foundling.profiling.probe import probe
 from foundling.runtime.console import size
-from foundling.runtime.device import choose_device
+from foundling.runtime.device import choose_device, memory_free
 from foundling.runtime.processes import run_child, tie_to_parent
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import step_lines
@@ -122,22 +121,22 @@ def stages_of(config: RunConfig, bench: RehearsalMachine, limit_s: float) -> lis
     real = _here(config, bench)
     mesh = mesh_size(config.parallel, bench)
     alone = real.replace(parallel=ALONE)
-    pair = real.replace(parallel=_pair(real.parallel))
+    # Two processes in the way that the run's own layout is spread.
+    asked = real.parallel
+    axis = "shard" if asked.shard > 1 else "tensor" if asked.tensor > 1 else "replicate"
+    pair = real.replace(parallel={**ALONE, axis: 2})
     unit = "GPU" if bench.is_cuda else "process"
     found = [
         RehearsalStage("tiny on a CPU", cut(tiny(config), 1), 1),
-        _possible(RehearsalStage(f"one {unit}", cut(alone, 1), 1), bench, limit_s),
-        _possible(
-            RehearsalStage(f"two {unit}{'s' if unit == 'GPU' else 'es'}", cut(pair, 2), 2),
-            bench,
-            limit_s,
-        ),
-        _possible(RehearsalStage("the full mesh", cut(real, mesh), mesh), bench, limit_s),
+        RehearsalStage(f"one {unit}", cut(alone, 1), 1),
+        RehearsalStage(f"two {unit}{'s' if unit == 'GPU' else 'es'}", cut(pair, 2), 2),
+        RehearsalStage("the full mesh", cut(real, mesh), mesh),
     ]
+    found[1:] = [replace(stage, obstacle=_obstacle(stage, bench, limit_s)) for stage in found[1:]]
     if config.train.device == "cuda" and not bench.is_cuda:
         missing = "train.device is cuda and torch finds no GPU here"
         return [found[0], *(replace(stage, obstacle=missing) for stage in found[1:])]
-    twin = next((one for one in found[1:3] if _is_same(one, found[3])), None)
+    twin = next((one for one in found[1:3] if _degrees(one) == _degrees(found[3])), None)
     if twin is not None:
         found[3] = replace(found[3], obstacle="", same_as=twin.name)
     return found
@@ -161,17 +160,8 @@ def mesh_size(parallel: ParallelConfig, bench: RehearsalMachine) -> int:
     return replicas * inner
 
 
-def _pair(parallel: ParallelConfig) -> dict[str, int]:
-    """Two processes in the way that the run's own layout is spread."""
-    axis = "shard" if parallel.shard > 1 else "tensor" if parallel.tensor > 1 else "replicate"
-    return {**ALONE, axis: 2}
-
-
-def _is_same(one: RehearsalStage, other: RehearsalStage) -> bool:
-    degrees = [
-        (s.processes, s.config.parallel.shard, s.config.parallel.tensor) for s in (one, other)
-    ]
-    return degrees[0] == degrees[1]
+def _degrees(stage: RehearsalStage) -> tuple[int, int, int]:
+    return stage.processes, stage.config.parallel.shard, stage.config.parallel.tensor
 
 
 def tiny(config: RunConfig) -> RunConfig:
@@ -210,11 +200,6 @@ def cut(config: RunConfig, processes: int) -> RunConfig:
     return config.replace(train=train.replace(global_batch_tokens=min(whole, most)))
 
 
-def _possible(stage: RehearsalStage, bench: RehearsalMachine, limit_s: float) -> RehearsalStage:
-    """The stage, with what stands in its way here."""
-    return replace(stage, obstacle=_obstacle(stage, bench, limit_s))
-
-
 def _obstacle(stage: RehearsalStage, bench: RehearsalMachine, limit_s: float) -> str:
     if stage.processes > bench.most:
         what = f"{bench.gpus} GPUs" if bench.is_cuda else f"a CPU ({CPU_PROCESSES} processes)"
@@ -224,7 +209,10 @@ def _obstacle(stage: RehearsalStage, bench: RehearsalMachine, limit_s: float) ->
     free = bench.memory if bench.is_cuda else bench.memory // stage.processes
     if held > free:
         return f"a process needs {size(held)} and {size(free)} are free"
-    seconds = estimated_seconds(config, stage.processes, bench)
+    # Roughly: products at half of the measured rate, processes on a CPU one after the other.
+    tokens = config.train.global_batch_tokens * STEPS * RUNS
+    rate = 0.5 * bench.flops * (stage.processes if bench.is_cuda else 1)
+    seconds = tokens * flops_per_token(config.model, config.train.seq_len) / rate
     if seconds > limit_s:
         return f"it would take about {seconds / 60:,.0f} minutes here; raise --limit to run it"
     return ""
@@ -234,15 +222,6 @@ def planned_bytes(config: RunConfig, processes: int, gpu: Gpu) -> int:
     """The plan's peak of one process."""
     layout = lay_out(config.parallel, processes, max(processes, config.parallel.tensor))
     return max(plan_memory(work, gpu).peak for work in works_of(config, layout, gpu))
-
-
-def estimated_seconds(config: RunConfig, processes: int, bench: RehearsalMachine) -> float:
-    """Roughly: products at half of the measured rate, processes on a CPU one after the other."""
-    assert count_params(config.model).all > 0
-    tokens = config.train.global_batch_tokens * STEPS * RUNS
-    work = tokens * flops_per_token(config.model, config.train.seq_len)
-    devices = processes if bench.is_cuda else 1
-    return work / (0.5 * bench.flops * devices)
 
 
 # `foundling rehearse`: each stage below trained, killed, resumed and held against the plan.
@@ -278,10 +257,6 @@ class Point:
     def __str__(self) -> str:
         return f"{self.state:<10}  {self.stage}: {self.what}, {self.detail}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def bench_here(config: RunConfig) -> RehearsalMachine:
     """What this machine has for the config."""
@@ -291,7 +266,7 @@ def bench_here(config: RunConfig) -> RehearsalMachine:
         gpus=torch.cuda.device_count() if cuda else 0,
         gpu=gpu_at_hand(wanted.device) if cuda else find_gpu("cpu"),
         flops=matmul_peak(wanted.device, wanted.dtype),
-        memory=torch.cuda.mem_get_info(wanted.device)[0] if cuda else host_memory()[0],
+        memory=memory_free(wanted.device),
     )
 
 
@@ -305,7 +280,6 @@ def rehearse(
     only: Sequence[str] = (),
     processes: int | None = None,
     worlds: Sequence[int] = WORLDS,
-    bench: RehearsalMachine | None = None,
 ) -> Iterator[Point]:
     """Every point of every stage and of the proofs among `only`, as it is proved. A stage that
     fails does not stop the next: each says something of its own. `processes` and `worlds` are for
@@ -329,10 +303,11 @@ def rehearse(
     if only and set(only) <= set(PROOFS):
         return
     states: dict[str, set[State]] = {}
-    stages = stages_of(config, bench or bench_here(config), limit_s)
-    for number, stage in enumerate(asked_for(stages, only)):
-        points = _points(stage, states, folder / str(number), say, limit_s, steps)
-        for point in points:
+    stages = stages_of(config, bench_here(config), limit_s)
+    for word, stage in zip(WORDS, stages, strict=True):
+        if only and word not in only:
+            stage = replace(stage, obstacle="not asked for", same_as="")
+        for point in _points(stage, states, folder / word, say, limit_s, steps):
             states.setdefault(stage.name, set()).add(point.state)
             yield point
 
@@ -343,14 +318,6 @@ def _proved(name: str, findings: Sequence[Finding], prefix: str = "") -> Iterato
         yield Point(name, prefix + finding.what, state, finding.detail)
 
 
-def asked_for(stages: Sequence[RehearsalStage], only: Sequence[str]) -> list[RehearsalStage]:
-    """The stages, those that are not among `only` marked as not to be run."""
-    return [
-        replace(stage, obstacle="not asked for", same_as="") if only and word not in only else stage
-        for word, stage in zip(WORDS, stages, strict=True)
-    ]
-
-
 def _points(
     stage: RehearsalStage,
     states: dict[str, set[State]],
@@ -359,6 +326,7 @@ def _points(
     limit_s: float,
     steps: int,
 ) -> Iterator[Point]:
+    """Train, kill, resume and compare one stage."""
     if stage.same_as:
         before = states.get(stage.same_as, set())
         worst: State = "no-go" if "no-go" in before else "go" if "go" in before else "not proved"
@@ -369,45 +337,40 @@ def _points(
         return
     say(f"{stage.name}: {stage.processes} process(es), {steps} steps")
     folder.mkdir(parents=True)
-    yield from run_stage(stage, folder, lambda text: say(f"  {text}"), limit_s, steps)
-
-
-def run_stage(
-    stage: RehearsalStage, folder: Path, say: Say, limit_s: float, steps: int
-) -> Iterator[Point]:
-    """Train, kill, resume and compare one stage."""
     try:
-        short = rehearsal(stage.config, steps)
         findings = prove_resume(
-            short, folder, say, processes=stage.processes, limit_s=max(limit_s, 60.0)
+            rehearsal(stage.config, steps),
+            folder,
+            lambda text: say(f"  {text}"),
+            processes=stage.processes,
+            limit_s=max(limit_s, 60.0),
         )
     except UserError as error:
         yield Point(stage.name, "training", "no-go", str(error))
         return
     whole = RunDir(folder / "whole")
-    lines = list(step_lines(whole))
     trained = load_run_config(whole.config_path)
-    losses = [line["loss"] for line in lines]
+    losses = [line["loss"] for line in step_lines(whole)]
     yield first_point(stage.name, losses[0], trained)
-    yield falling_point(stage.name, losses, is_fresh=not _has_parent(trained))
+    yield falling_point(stage.name, losses, is_fresh=not trained.train.start)
     yield _saved(stage.name, whole)
     yield from _proved(stage.name, findings, "killed and resumed: ")
     yield _memory(stage, whole, folder, limit_s)
-
-
-def _has_parent(config: RunConfig) -> bool:
-    return bool(config.train.start)
 
 
 def first_point(stage: str, loss: float, config: RunConfig) -> Point:
     """The first loss against what such a model must pay before it has learned anything."""
     planned = first_loss(config.model)
     what = "first loss"
-    if _has_parent(config) or planned is None:
+    if config.train.start or planned is None:
         return Point(stage, what, "not proved", f"{loss:.3f}; it starts from another's weights")
     figures = f"{loss:.3f}, planned {planned:.3f}"
-    fits = abs(loss - planned) <= max(0.1, FIRST_SHARE * planned)
-    return Point(stage, what, "go" if fits else "no-go", figures)
+    return Point(stage, what, "go" if is_planned(loss, planned) else "no-go", figures)
+
+
+def is_planned(loss: float, planned: float) -> bool:
+    """Whether a fresh model pays what it must."""
+    return abs(loss - planned) <= max(0.1, FIRST_SHARE * planned)
 
 
 def falling_point(stage: str, losses: Sequence[float], *, is_fresh: bool) -> Point:

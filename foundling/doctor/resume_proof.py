@@ -21,7 +21,7 @@ from foundling.checkpoint.manifest import load_meta
 from foundling.checkpoint.paths import find_checkpoint
 from foundling.checkpoint.reader import load_tensors, tensor_specs
 from foundling.checkpoint.retention import latest
-from foundling.config.data import DataConfig, PhaseConfig
+from foundling.config.data import PhaseConfig
 from foundling.config.errors import ConfigError, DataError, RunError
 from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.run import EvalConfig, LogConfig, RunConfig, check_resolved
@@ -56,23 +56,16 @@ class Finding:
     same: bool
     detail: str
 
-    def __str__(self) -> str:
-        return f"{self.what}: {'the same' if self.same else 'DIFFERENT'}, {self.detail}"
-
 
 def compare_runs(one: RunDir, other: RunDir, *, exact: bool) -> list[Finding]:
     """Everything that must not depend on whether a run was stopped."""
     left, right = list(step_lines(one)), list(step_lines(other))
     return [
         _losses(left, right, exact),
-        _lines("steps and what they read", _columns(left), _columns(right)),
+        _lines("steps and what they read", left, right),
         _data_order(one, other),
         _weights(one, other, exact),
     ]
-
-
-def _columns(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: line.get(name) for name in COUNTS} for line in lines]
 
 
 def _losses(
@@ -81,15 +74,12 @@ def _losses(
     worst, where = 0.0, ""
     for one, other in zip(left, right, strict=False):
         for name in NUMBERS:
-            gap = _gap(one[name], other[name])
+            a, b = one[name], other[name]
+            gap = 0.0 if a == b else abs(a - b) / max(abs(a), abs(b))
             if gap > worst:
                 worst, where = gap, f"{name} of step {one['step']}"
     what = f"losses of {len(left)} steps"
     return _verdict(what, worst, where, exact, all_there=len(left) == len(right))
-
-
-def _gap(one: float, other: float) -> float:
-    return 0.0 if one == other else abs(one - other) / max(abs(one), abs(other))
 
 
 def _verdict(what: str, worst: float, where: str, exact: bool, all_there: bool = True) -> Finding:
@@ -102,8 +92,11 @@ def _verdict(what: str, worst: float, where: str, exact: bool, all_there: bool =
     return Finding(what, worst <= TOLERANCE, tolerated)
 
 
-def _lines(what: str, left: list[dict[str, Any]], right: list[dict[str, Any]]) -> Finding:
-    for number, (one, other) in enumerate(zip(left, right, strict=False), start=1):
+def _lines(
+    what: str, left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]]
+) -> Finding:
+    for number, pair in enumerate(zip(left, right, strict=False), start=1):
+        one, other = ({name: line.get(name) for name in COUNTS} for line in pair)
         if one != other:
             return Finding(what, False, f"line {number} is {one} and {other}")
     if len(left) != len(right):
@@ -170,9 +163,11 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
     train, batch = config.train, config.train.global_batch_tokens
     if not batch and config.parallel.replicate > 1:
         batch = train.batch_size * train.seq_len * config.parallel.replicate
+    # Two runs of a growing data set would see two data sets: it must be finished here.
+    phases = tuple(_shared(phase, config) for phase in config.data.phases)
     return config.replace(
         train={"horizon": steps, "global_batch_tokens": batch},
-        data=_data(config),
+        data=config.data.replace(phases=phases, follow=0.0),
         optim={"warmup": min(config.optim.warmup, steps)},
         parallel={"replicate": 0},
         eval=EvalConfig(every=0),
@@ -180,12 +175,6 @@ def rehearsal(config: RunConfig, steps: int) -> RunConfig:
         checkpoint={"every": max(1, steps // 4), "keep": 2, "folder": ""},
         log=LogConfig(every=config.log.every, tensorboard=False),
     )
-
-
-def _data(config: RunConfig) -> DataConfig:
-    """Two runs of a growing data set would see two data sets: it must be finished here."""
-    phases = tuple(_shared(phase, config) for phase in config.data.phases)
-    return config.data.replace(phases=phases, follow=0.0)
 
 
 def _shared(phase: PhaseConfig, config: RunConfig) -> PhaseConfig:

@@ -12,22 +12,19 @@ import torch
 
 from foundling.config.run import RunConfig, check_resolved
 from foundling.doctor.checks import CheckResult, DoctorRequest, Notes, failed, passed, warned
-from foundling.doctor.gpu_checks import host_memory
-from foundling.doctor.rehearse import planned_bytes
+from foundling.doctor.rehearse import is_planned, planned_bytes
 from foundling.parallel.mesh import make_mesh
 from foundling.plan.forecast import first_loss
 from foundling.plan.params import flops_per_token
 from foundling.plan.supply import known_sizes
-from foundling.profiling.dry_run import DryRun, DryRunResult
 from foundling.profiling.plan_check import gpu_at_hand
+from foundling.profiling.step_runner import StepRunner, Timed, random_rows
 from foundling.runtime.console import size
-from foundling.runtime.device import DeviceChoice, prepare_device
+from foundling.runtime.device import DeviceChoice, memory_free, prepare_device
 from foundling.runtime.dist import process_group, world_from_environment
 from foundling.train.autotune.harness import matmul_peak
 
 ROWS, STEPS = 2, 3
-SHARE = 0.03
-"""Of the planned first loss, that the measured one may be off; at least 0.1."""
 
 
 def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
@@ -52,7 +49,11 @@ def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
                 process_group(world, choice.device, timeout_s=int(asked.limit_s) or 1)
             )
             mesh = make_mesh(small.parallel, world, choice.device)
-            taken = DryRun(small, mesh, choice).steps(STEPS)
+            runner, rows = StepRunner(small, choice, mesh), random_rows(small)
+            first, later = (
+                runner.timed(rows, count, size=small.train.batch_size, warmup=0)
+                for count in (1, STEPS)
+            )
     except torch.OutOfMemoryError:
         yield failed(
             "trial step",
@@ -61,7 +62,7 @@ def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
             " parallel.recompute.",
         )
         return
-    line = step_line(taken, small, world.size)
+    line = step_line(first, later, small, world.size)
     if world.is_main or line.level != "pass":  # the others would only say the same
         yield line
 
@@ -69,9 +70,8 @@ def check(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
 def _too_much(config: RunConfig, choice: DeviceChoice, ranks: int, asked: DoctorRequest) -> str:
     """Why a step should not even be tried here: a process that takes all of a machine's memory
     takes others with it."""
-    cuda = choice.device.type == "cuda"
-    free = torch.cuda.mem_get_info(choice.device)[0] if cuda else host_memory()[0]
-    free //= 1 if cuda else asked.neighbours
+    free = memory_free(choice.device)
+    free //= 1 if choice.device.type == "cuda" else asked.neighbours
     held = planned_bytes(config, ranks, gpu_at_hand(choice.device))
     if held > free:
         return (
@@ -94,20 +94,20 @@ def cut(config: RunConfig) -> RunConfig:
     )
 
 
-def step_line(taken: DryRunResult, config: RunConfig, ranks: int) -> CheckResult:
+def step_line(first: Timed, later: Timed, config: RunConfig, ranks: int) -> CheckResult:
     """What the steps said."""
-    loss, planned = taken.losses[0], first_loss(config.model)
+    loss, planned, step_s = first.losses[0], first_loss(config.model), min(later.step_s)
     assert planned is not None
     together = f"{ranks} ranks together, " if ranks > 1 else ""
     text = (
         f"{together}{config.train.batch_size} rows of {config.train.seq_len}:"
-        f" {min(taken.step_s):.3f} s a step (the first {taken.first_step_s:.1f} s),"
-        f" {size(taken.memory)} held, first loss {loss:.3f}"
+        f" {step_s:.3f} s a step (the first {first.seconds:.1f} s),"
+        f" {size(later.memory)} held, first loss {loss:.3f}"
     )
-    facts = {"step_s": min(taken.step_s), "memory": taken.memory, "loss": loss, "planned": planned}
-    if not all(map(math.isfinite, taken.losses)):
+    facts = {"step_s": step_s, "memory": later.memory, "loss": loss, "planned": planned}
+    if not all(map(math.isfinite, (*first.losses, *later.losses))):
         return failed("trial step", f"{text}: not finite; lower optim.lr, or use fp32.", facts)
-    if abs(loss - planned) > max(0.1, SHARE * planned):
+    if not is_planned(loss, planned):
         return failed(
             "trial step",
             f"{text}, and {planned:.3f} was planned; the model does not compute what it should:"

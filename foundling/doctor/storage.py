@@ -1,5 +1,6 @@
 """Checks of storage: room and speed of the disk, data sets and checkpoints that are stored."""
 
+import contextlib
 import os
 import shutil
 import time
@@ -26,6 +27,7 @@ from foundling.doctor.checks import (
 )
 from foundling.plan.forecast import forecast
 from foundling.plan.horizon import plan_horizon
+from foundling.plan.layout import counted_ranks
 from foundling.plan.supply import check_supply, epochs_needed, known_sizes
 from foundling.runtime.console import size
 from foundling.runtime.run_dir import RunDir
@@ -43,12 +45,7 @@ SECONDS = 2.0
 TIGHT = 1.2
 """Times what is needed; less is a warning."""
 FreeOf = Callable[[Path], int]
-
-
-def free_of(folder: Path) -> int:
-    """Bytes that this user may still write there."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
+"""Bytes that this user may still write to a folder."""
 
 
 def check_disk(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
@@ -61,14 +58,14 @@ def check_disk(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
         return
     folder = existing(root)
     if notes.begins(f"room on {folder}"):
-        yield room_line(config, root, free_of)
+        yield room_line(config, root, lambda folder: shutil.disk_usage(folder).free)
     if notes.begins(f"writing to {folder}"):
         yield from _written(config, folder, asked)
 
 
 def _root(asked: DoctorRequest, config: RunConfig | None) -> Folder:
     """Where checkpoints would go; without a run, the folder that the command was given in."""
-    run = RunDir(asked.run or asked.scratch or ".")
+    run = RunDir(asked.run or ".")
     if config is None:
         return run.path
     return checkpoint_root(run.checkpoints, config.checkpoint)
@@ -85,7 +82,7 @@ def existing(path: Path) -> Path:
 def needed_bytes(config: RunConfig, root: Path) -> tuple[int, int, int]:
     """Bytes that checkpoints will still take, of how many checkpoints, of what size each."""
     config, sizes = known_sizes(config)
-    plan = forecast(config, _ranks(config), sizes)
+    plan = forecast(config, counted_ranks(config.parallel, None, None), sizes)
     rules, each = config.checkpoint, plan.checkpoint_bytes
     # Those that are kept, the best ones, and one that is being written.
     count = rules.keep + rules.keep_best + 1
@@ -95,10 +92,6 @@ def needed_bytes(config: RunConfig, root: Path) -> tuple[int, int, int]:
     return max(0, count - already) * each, count, each
 
 
-def _ranks(config: RunConfig) -> int:
-    return (config.parallel.replicate or 1) * config.parallel.shard
-
-
 def room_line(config: RunConfig | None, root: Path, free: FreeOf) -> CheckResult:
     """Free bytes against what the plan says."""
     folder = existing(root)
@@ -106,7 +99,7 @@ def room_line(config: RunConfig | None, root: Path, free: FreeOf) -> CheckResult
     if config is None:
         return passed("disk", f"{size(there)} free in {folder}", {"free": there})
     if not config.train.horizon and config.checkpoint.keep_every:
-        config = _without_grid(config)
+        config = config.replace(checkpoint={"keep_every": 0})
     try:
         needed, count, each = needed_bytes(config, root)
     except UserError as error:
@@ -130,11 +123,6 @@ def room_line(config: RunConfig | None, root: Path, free: FreeOf) -> CheckResult
     return passed("disk", text, facts)
 
 
-def _without_grid(config: RunConfig) -> RunConfig:
-
-    return config.replace(checkpoint={"keep_every": 0})
-
-
 def _written(config: RunConfig | None, folder: Path, asked: DoctorRequest) -> Iterator[CheckResult]:
     try:
         rate = write_rate(folder)
@@ -146,20 +134,18 @@ def _written(config: RunConfig | None, folder: Path, asked: DoctorRequest) -> It
             of_node=bool(asked.run),
         )
         return
-    text = f"{size(rate)} a second written to {folder}, on disk"
-    if config is None:
-        yield passed("disk", text, {"rate": rate})
-        return
-    try:
-        _, _, each = needed_bytes(config, folder)
-    except UserError:
-        yield passed("disk", text, {"rate": rate})
-        return
-    yield rate_line(text, rate, each)
+    each = 0
+    if config is not None:
+        with contextlib.suppress(UserError):  # the room's line has told it
+            _, _, each = needed_bytes(config, folder)
+    yield rate_line(f"{size(rate)} a second written to {folder}, on disk", rate, each)
 
 
 def rate_line(text: str, rate: float, each: int) -> CheckResult:
-    """How long a checkpoint takes at this rate, against the time that ranks wait for one."""
+    """How long a checkpoint of `each` bytes (0: not known) takes at this rate, against the time
+    that ranks wait for one."""
+    if not each:
+        return passed("disk", text, {"rate": rate})
     seconds = each / rate
     text = f"{text}: a checkpoint in {seconds:,.1f} s from one process"
     if seconds > TIMEOUT_S:
@@ -263,12 +249,10 @@ def _enough(config: RunConfig) -> Iterator[CheckResult]:
     if not config.train.horizon:
         yield warned("data", "no horizon is set; give train.horizon, such as 20B tokens.")
         return
-    parallel = config.parallel
     try:
         config, sizes = known_sizes(config)
         assert sizes is not None
-        ranks = (parallel.replicate or 1) * parallel.shard
-        horizon = plan_horizon(config, ranks, sizes)
+        horizon = plan_horizon(config, counted_ranks(config.parallel, None, None), sizes)
         epochs = epochs_needed(horizon, sizes)
         check_supply(config, horizon, sizes)
     except UserError as error:

@@ -2,26 +2,25 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from foundling.config.data import start_of
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.parallel import recompute_interval
 from foundling.config.run import RunConfig
 from foundling.config.train import is_in_time
-from foundling.plan.hardware import Gpu, find_gpu, price_at
+from foundling.plan.hardware import Gpu, find_gpu
 from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
 from foundling.plan.layout import Machine, counted_ranks, lay_out, machine_for
 from foundling.plan.memory import OPTIMIZERS, checkpoint_bytes, kept_by_policy, plan_memory
 from foundling.plan.params import ParamCounts, count_params, flops_per_token, head_std
 from foundling.plan.pitfalls import warnings_of
-from foundling.plan.resolve import POLICIES, PlannedConfig, refuse_open, resolve
+from foundling.plan.resolve import PlannedConfig, policies_of, refuse_open, resolve
 from foundling.plan.speed import Wall, compile_s, plan_speed, plan_wall, start_s
 from foundling.plan.supply import Saving, epochs_needed, known_sizes, plan_saving
-from foundling.plan.workload import Workload, kind_of, work_of, works_of
+from foundling.plan.workload import kind_of, work_of, works_of
 from foundling.runtime.console import table
 
 # `Forecast` is exact and needs no hardware; memory, speed and cost on named GPUs come with `study`.
@@ -29,6 +28,10 @@ from foundling.runtime.console import table
 LEAST_FRESH_LR = 6e-5
 """Peak rate of the largest models that were trained from scratch (Brown et al. 2020, table 2.1);
 smaller ones take more, and continued training takes less."""
+SMALL_LR = (
+    "optim.lr {lr:g} is a fine-tuning rate and the weights begin at random: from scratch even"
+    f" GPT-3's 175B took {LEAST_FRESH_LR:g}; name weights with --start, or raise it."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +62,10 @@ def forecast(
     data_ranks: int,
     sizes: Sizes | None = None,
     horizon: Horizon | None = None,
-    optimizer: str = "",
 ) -> Forecast:
     """Plan a run; a config without a horizon still has a shape worth printing."""
     params = count_params(config.model)
-    optimizer = optimizer or kind_of(config.optim)
+    optimizer, lr = kind_of(config.optim), config.optim.lr
     if horizon is None and config.train.horizon:
         horizon = plan_horizon(config, data_ranks, sizes)
     return Forecast(
@@ -75,17 +77,10 @@ def forecast(
         checkpoint_holds=f"weights and {OPTIMIZERS[optimizer]}",
         horizon=horizon,
         epochs=epochs_needed(horizon, sizes) if horizon and sizes else None,
-        warnings=tuple(_warnings(config)),
+        warnings=(SMALL_LR.format(lr=lr),)
+        if 0 < lr < LEAST_FRESH_LR and not config.train.start
+        else (),
     )
-
-
-def _warnings(config: RunConfig) -> Iterator[str]:
-    lr, train = config.optim.lr, config.train
-    if 0 < lr < LEAST_FRESH_LR and not train.start:
-        yield (
-            f"optim.lr {lr:g} is a fine-tuning rate and the weights begin at random: from scratch"
-            f" even GPT-3's 175B took {LEAST_FRESH_LR:g}; name weights with --start, or raise it."
-        )
 
 
 def flops_by_definition(model: ModelConfig, seq_len: int) -> dict[str, int]:
@@ -128,8 +123,13 @@ def predict_run(
     works = works_of(config, lay_out(config.parallel, ranks, _per_node(gpu, ranks)), gpu)
     seconds = [plan_speed(work, gpu).step_s for work in works]
     found = {"step_s": seconds[0], **seconds_by_part(config, kind, gpu, ranks, horizon, seconds)}
-    if kind == "cuda":
-        found["memory_peak"] = max(_training_peak(work, gpu) for work in works)
+    if kind == "cuda":  # evaluation's peak is reported apart (train/evaluation.py)
+        found["memory_peak"] = max(
+            sum(parts.values())
+            for work in works
+            for name, parts in plan_memory(work, gpu).moments.items()
+            if name not in ASIDE
+        )
     return found
 
 
@@ -150,12 +150,6 @@ def seconds_by_part(
 def _per_node(gpu: Gpu | None, ranks: int) -> int:
     """Processes on a CPU are neighbours, however few a node is planned with."""
     return gpu.per_node if gpu is not None and gpu.name != "cpu" else ranks
-
-
-def _training_peak(work: Workload, gpu: Gpu) -> float:
-    """The run's own peak: evaluation has another, which is reported apart (train/evaluation.py)."""
-    moments = plan_memory(work, gpu).moments
-    return max(sum(parts.values()) for name, parts in moments.items() if name not in ASIDE)
 
 
 def compare(plan: Mapping[str, Any]) -> list[str]:
@@ -190,9 +184,6 @@ class PlanOptions:
     nodes: int | None = None
     price: float | None = None
     """Dollars an hour for one GPU, instead of the table's."""
-    provider: str = ""
-    """Whose prices to take, of the user's file."""
-    optimizer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,15 +193,22 @@ class PlanOnHardware:
     machine: Machine
     choice: PlannedConfig
     horizon: Horizon | None
-    hours: float | None
-    """None without a horizon, and where the run does not fit and so takes no time at all."""
-    dollars: float | None
     warnings: tuple[str, ...]
     kept: dict[str, list[int]]
     """Activation bytes of each block, by recompute policy."""
     saving: Saving
     wall: Wall | None
-    """None where `hours` is."""
+    """None without a horizon, and where the run does not fit and so takes no time at all."""
+
+    @property
+    def hours(self) -> float | None:
+        """Of training steps alone."""
+        return self.wall.train_s / 3600 if self.wall else None
+
+    @property
+    def dollars(self) -> float | None:
+        hours, rate = self.hours, self.machine.dollars_per_hour
+        return None if hours is None or rate is None else hours * rate
 
     @property
     def config(self) -> RunConfig:
@@ -258,37 +256,26 @@ def study(
     found = find_gpu(gpu)
     if asked.price is not None:
         found = replace(found, price=asked.price)
-    elif asked.provider:
-        found = replace(found, price=price_at(asked.provider, found))
     machine = machine_for(found, config.parallel, asked.gpus, asked.nodes)
-    choice = resolve(config, machine, asked.optimizer)
+    choice = resolve(config, machine)
     horizon = _horizon(choice, machine, sizes)
-    saving = plan_saving(
-        choice.config,
-        ranks=machine.world,
-        nodes=machine.nodes,
-        step_s=choice.speed.step_s,
-        optimizer=asked.optimizer,
-    )
+    ranks, step_s = machine.world, choice.speed.step_s
+    saving = plan_saving(choice.config, ranks=ranks, nodes=machine.nodes, step_s=step_s)
     wall = None
     if horizon and choice.memory.fits:
         seconds = [speed.step_s for speed in choice.speeds]
         kind = "cpu" if found.name == "cpu" else "cuda"
         wall = plan_wall(choice.config, horizon, seconds, saving, device=kind)
+    work = work_of(choice.config, choice.layout, found)
     hours = wall.train_s / 3600 if wall else None
-    rate = machine.dollars_per_hour
-    work = work_of(choice.config, choice.layout, found, asked.optimizer)
-    policies = [p for p in POLICIES if recompute_interval(p) <= config.model.layers]
     return PlanOnHardware(
         machine=machine,
         choice=choice,
         horizon=horizon,
-        hours=hours,
-        dollars=hours * rate if hours is not None and rate is not None else None,
-        kept=kept_by_policy(work, found, policies),
+        kept=kept_by_policy(work, found, policies_of(config.model)),
         saving=saving,
         wall=wall,
-        warnings=tuple(warnings_of(choice, machine, horizon, hours, asked.optimizer, saving)),
+        warnings=tuple(warnings_of(choice, machine, horizon, hours, saving)),
     )
 
 
@@ -317,21 +304,6 @@ def _mean_step_s(choice: PlannedConfig, machine: Machine) -> float:
         ends = [*firsts[1:], steps]
         mean = sum(s * (b - a) for s, a, b in zip(seconds, firsts, ends, strict=True)) / steps
     return mean
-
-
-def studies(
-    config: RunConfig,
-    gpus: Sequence[str],
-    nodes: Sequence[int | None],
-    asked: PlanOptions,
-    sizes: Sizes | None = None,
-) -> list[PlanOnHardware]:
-    """Every named GPU at every named number of nodes."""
-    return [
-        study(config, gpu, replace(asked, nodes=count), sizes)
-        for gpu in gpus
-        for count in (nodes or (asked.nodes,))
-    ]
 
 
 def decided(config: RunConfig, found: PlanOnHardware) -> RunConfig:
@@ -372,6 +344,8 @@ def what_if(
 ) -> list[Row]:
     """A row for the run as it is and one for every combination of the values, on every machine (a
     GPU's name and a number of nodes)."""
+    if not changes:
+        return []
     parsed = [parse_what_if(text) for text in changes]
     names = [name for name, _ in parsed]
     variants: list[tuple[str, dict[str, str]]] = [("as it is", {})]

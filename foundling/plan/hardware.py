@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from foundling.config.base import read_yaml
 from foundling.config.errors import ConfigError
 from foundling.runtime.files import cache_folder, write_text_atomic
@@ -94,9 +96,6 @@ class Ceilings:
     """From one tiny operation to the next, when nothing waits."""
     blocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Python's seconds for one block, forward and backward, by how it is run: eager, per-op."""
-    allocator: Mapping[str, int] = field(default_factory=dict)
-    """block_bytes: sizes are rounded up to it; small_segment_bytes, large_segment_bytes: what is
-    asked of the driver at a time (empty where torch has no allocator of its own)."""
 
     def matmul_peak(self, dtype: str) -> float:
         """The best rate of any shape in FLOP/s; 0 where the dtype was not measured."""
@@ -104,16 +103,6 @@ class Ceilings:
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": CEILINGS_SCHEMA, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, tree: Mapping[str, Any]) -> "Ceilings":
-        old: dict[str, Any] = {"blocks": {}}  # a file without it is an older one
-        values = {item.name: {**old, **tree}[item.name] for item in fields(cls)}
-        values["blocks"] = {name: tuple(pair) for name, pair in values["blocks"].items()}
-        for name, kind in (("matmul", MatmulRate), ("attention", AttentionRate)):
-            values[name] = tuple(kind(**row) for row in values[name])
-        values["loss"] = tuple(LossRate(**row) for row in values["loss"])
-        return cls(**values)
 
 
 def devices_folder() -> Path:
@@ -138,7 +127,8 @@ def load_ceilings(path: Path) -> Ceilings | None:
     fail because of a cache, and `--probe` writes it anew."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return Ceilings.from_json(tree) if tree["schema"] == CEILINGS_SCHEMA else None
+        known = tree["schema"] == CEILINGS_SCHEMA
+        return TypeAdapter(Ceilings).validate_python(tree) if known else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -162,16 +152,13 @@ def known_ceilings() -> dict[str, Ceilings]:
 #
 # h200: {price: 2.10}
 # my-gpu: {like: h100-sxm, price: 1.5, peaks: {bf16: 900e12}, per_node: 4}
-# providers: {cheapcloud: {h100: 2.10, my-gpu: 1.2}}
 #
-# (`--provider cheapcloud` takes its prices). The ceilings of a measured device (`--probe`) are in a
-# file of their own, in the cache folder.
+# The ceilings of a measured device (`--probe`) are in a file of their own, in the cache folder.
 
 GIB = 1 << 30
 TERA = 1e12
 GIGA = 1e9
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
-PROVIDERS = "providers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,38 +323,14 @@ ALIASES = {"a100": "a100-80", "h100": "h100-sxm", "3090": "rtx3090", "4090": "rt
 ALIASES |= {"5090": "rtx5090", "mi250": "mi250x", "rtx-a6000": "a6000"}
 
 
-def _users_file() -> tuple[Path, dict[str, Any]]:
-    """Where the user's own entries are, and what they say."""
-    named = os.environ.get("FOUNDLING_HARDWARE", "")
-    path = Path(named or "hardware.yaml")
-    return path, read_yaml(path) if named or path.is_file() else {}
-
-
 def hardware() -> dict[str, Gpu]:
     """The table with the user's file laid over it."""
-    path, entries = _users_file()
+    named = os.environ.get("FOUNDLING_HARDWARE", "")
+    path = Path(named or "hardware.yaml")
     table = dict(TABLE)
-    for name, changes in entries.items():
-        if name != PROVIDERS:
-            table[name] = _changed(name, changes, table, path)
+    for name, changes in (read_yaml(path) if named or path.is_file() else {}).items():
+        table[name] = _changed(name, changes, table, path)
     return table
-
-
-def price_at(provider: str, gpu: Gpu) -> float:
-    """What a provider of the user's file asks for an hour of one GPU."""
-    path, entries = _users_file()
-    listed = entries.get(PROVIDERS, {})
-    if not isinstance(listed, dict) or provider not in listed:
-        there = f"there are {', '.join(listed)}" if listed else f"{path} lists none"
-        raise ConfigError(f"--provider {provider} is not known; {there} under {PROVIDERS}.")
-    where = f"{path}: {PROVIDERS}.{provider}"
-    prices = {_key(name): price for name, price in _numbers(listed[provider], where).items()}
-    if gpu.name not in prices:
-        raise ConfigError(
-            f"{where} has no price for {gpu.name}, only for {', '.join(prices) or 'nothing'}; add"
-            " it or give --price."
-        )
-    return prices[gpu.name]
 
 
 def _key(name: str) -> str:
@@ -384,11 +347,7 @@ def find_gpu(name: str) -> Gpu:
         close = difflib.get_close_matches(key, table, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(table)}."
         raise ConfigError(f"--gpu {name} is not in the table of hardware; {hint}")
-    return _with_ceilings(table[key])
-
-
-def _with_ceilings(gpu: Gpu) -> Gpu:
-    """The entry with what was measured on such a device, if anything was."""
+    gpu = table[key]
     for ceilings in known_ceilings().values():
         found = "cpu" if ceilings.kind == "cpu" else name_of_device(ceilings.device)
         if found == gpu.name:

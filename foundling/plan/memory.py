@@ -1,14 +1,15 @@
 """Memory of one GPU by part and by moment: weights, gradients, optimizer state, activations."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import budget_share, recomputed_blocks
 from foundling.plan.hardware import Gpu
+from foundling.plan.params import ParamSizes, sizes_of
 from foundling.plan.roofline import COEFFICIENTS as K
 from foundling.plan.roofline import check_float8, narrow_params, share
 from foundling.plan.serving import (
@@ -17,7 +18,7 @@ from foundling.plan.serving import (
     PROMPT_TOKENS,
     cached_token_bytes,
 )
-from foundling.plan.workload import Sizes, Workload, sizes_of
+from foundling.plan.workload import Workload
 
 # Moments: the end of the forward pass, the loss's backward pass, the beginning and the end of the
 # blocks' backward pass, the optimizer step, an evaluation.
@@ -35,6 +36,8 @@ OTHERS_CHUNK = 1 << 28
 """Logits that other projects' losses in chunks hold at once, about."""
 MUON_STACK = 1 << 27
 """As in foundling/optim/muon.py, likewise."""
+Parts = dict[str, float]
+"""Bytes by part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,67 +82,55 @@ def plan_memory(work: Workload, gpu: Gpu) -> MemoryEstimate:
     totals = {name: sum(parts.values()) for name, parts in moments.items()}
     moment = max(totals, key=lambda name: totals[name])
     context = K.context if gpu.ceilings is None else gpu.ceilings.context_bytes
+    # Logits in fp32 where the loss is plain, else the stream through a feed-forward layer.
+    largest = work.width * work.positions * max(work.model.ffn_dim, work.model.dim)
+    if work.loss == "plain":
+        largest = 4 * work.positions * work.model.vocab_size
     needed = round(totals[moment] * (1 + K.slack)) + (context if gpu.name != "cpu" else 0)
     return MemoryEstimate(
         moments=moments,
         peak=totals[moment],
         moment=moment,
         needed=needed,
-        largest=_largest_tensor(work),
+        largest=largest // work.layout.tensor,
         capacity=gpu.memory,
         fits=needed <= gpu.memory,
     )
 
 
-def _largest_tensor(work: Workload) -> int:
-    """Logits in fp32 where the loss is plain, else the stream through a feed-forward layer."""
-    model, tensor = work.model, work.layout.tensor
-    if work.loss == "plain":
-        return 4 * work.positions * model.vocab_size // tensor
-    return work.width * work.positions * max(model.ffn_dim, model.dim) // tensor
-
-
-def _moments(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, float]]:
-    static = _static(work, sizes)
-    gradients = _gradients(work, sizes)
-    copies = _copies(work, sizes)
-    kept = activation_bytes(work, gpu)
-    head = _head(work, gpu, sizes)
+def _moments(work: Workload, gpu: Gpu, sizes: ParamSizes) -> dict[str, Parts]:
+    owners = _owners(work)
+    model, copies, kept = work.model, _copies(work, sizes), activation_bytes(work, gpu)
+    head, in_flight = _head(work, gpu), backward_bytes(work)
+    gradients = work.weight_bytes * sizes.all / owners
+    static = {
+        "weights": work.weight_bytes * sizes.all / owners,
+        "optimizer": optimizer_bytes(work.optimizer, sizes, work.weight_bytes) / owners,
+    }
     # Gradients of earlier micro-steps wait for the last; DDP's live in buckets for good.
-    waiting = gradients if work.accumulation > 1 or work.layout.replicate > 1 else 0.0
-    tables = work.weight_bytes * (sizes.tables + sizes.head) / _owners(work)
+    held = gradients if work.layout.replicate > 1 else 0.0
+    waiting = gradients if work.accumulation > 1 else held
+    # The head's gradient is there before any other.
+    first = max(waiting, work.weight_bytes * sizes.head / owners)
+    tables = work.weight_bytes * (sizes.tables + sizes.head) / owners
+
+    def passing(gradients: float, activations: float, more: Parts) -> Parts:
+        held = {"gradients": gradients, "activations": activations}
+        return {**static, **copies, **held, **more}
+
+    def generating(tokens: int, copies: Parts, more: Parts) -> Parts:
+        cache = float(cached_token_bytes(model, work.width) * tokens)
+        return {**static, **copies, "gradients": held, "key-value cache": cache, **more}
+
+    again = {"made again": kept["made again"]}
+    whole = kept["kept"] + head["final norm"]
     moments = {
-        "forward": {
-            **static,
-            **copies,
-            "gradients": waiting,
-            "activations": kept["kept"] + head["final norm"],
-            "loss": head["forward"],
-        },
-        "loss": {
-            **static,
-            **copies,
-            "gradients": waiting,
-            "activations": kept["kept"],
-            "loss": head["backward"],
-        },
-        "backward": {
-            **static,
-            **copies,
-            # The head's gradient is there before any other.
-            "gradients": max(waiting, work.weight_bytes * sizes.head / _owners(work)),
-            "activations": kept["kept"],
-            "made again": kept["made again"],
-            "in flight": backward_bytes(work),
-        },
-        "backward's end": {
-            **static,
-            **copies,
-            "gradients": gradients,
-            "activations": kept["per block"],
-            "made again": kept["made again"],
-            "in flight": backward_bytes(work) + tables,
-        },
+        "forward": passing(waiting, whole, {"loss": head["forward"]}),
+        "loss": passing(waiting, kept["kept"], {"loss": head["backward"]}),
+        "backward": passing(first, kept["kept"], {**again, "in flight": in_flight}),
+        "backward's end": passing(
+            gradients, kept["per block"], {**again, "in flight": in_flight + tables}
+        ),
         "step": {
             **static,
             "gradients": gradients,
@@ -147,37 +138,18 @@ def _moments(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, dict[str, floa
             "in flight": _step_bytes(work, sizes),
         },
     }
-    token_bytes = cached_token_bytes(work.model, work.width)
+    scored = {"in flight": in_flight, "loss": head["evaluation"]}
     if work.evaluates:
-        moments["evaluation"] = {
-            **static,
-            **copies,
-            "gradients": waiting if work.layout.replicate > 1 else 0.0,
-            "key-value cache": float(token_bytes * (HELD_OUT_TOKENS + work.seq_len)),
-            "in flight": backward_bytes(work),
-            "loss": head["evaluation"],
-        }
+        moments["evaluation"] = generating(HELD_OUT_TOKENS + work.seq_len, copies, scored)
     if work.asks:
-        moments["tasks"] = {
-            **static,
-            **copies,
-            "gradients": waiting if work.layout.replicate > 1 else 0.0,
-            "key-value cache": float(token_bytes * (work.positions + LONGEST_TASK)),
-            "in flight": backward_bytes(work),
-            "loss": head["evaluation"],
-        }
+        moments["tasks"] = generating(work.positions + LONGEST_TASK, copies, scored)
     if work.sampled:
-        model = work.model
-        moments["sampling"] = {
-            **static,
-            "gradients": waiting if work.layout.replicate > 1 else 0.0,
-            "key-value cache": float(token_bytes * (PROMPT_TOKENS + work.sampled)),
-            "in flight": 4.0 * work.sampled * (model.ffn_dim * 3 + model.dim * 4),
-        }
+        wide = 4.0 * work.sampled * (model.ffn_dim * 3 + model.dim * 4)
+        moments["sampling"] = generating(PROMPT_TOKENS + work.sampled, {}, {"in flight": wide})
     return moments
 
 
-def _step_bytes(work: Workload, sizes: Sizes) -> float:
+def _step_bytes(work: Workload, sizes: ParamSizes) -> float:
     """What the optimizer makes on the way. Muon: a stack of matrices of one shape ahead of their
     gradients in fp32, and five times in bf16 while it is orthogonalised; in most models a third of
     the matrices' numbers is of one shape."""
@@ -191,19 +163,7 @@ def _owners(work: Workload) -> int:
     return work.layout.shard * work.layout.tensor
 
 
-def _static(work: Workload, sizes: Sizes) -> dict[str, float]:
-    owners = _owners(work)
-    return {
-        "weights": work.weight_bytes * sizes.all / owners,
-        "optimizer": optimizer_bytes(work.optimizer, sizes, work.weight_bytes) / owners,
-    }
-
-
-def _gradients(work: Workload, sizes: Sizes) -> float:
-    return work.weight_bytes * sizes.all / _owners(work)
-
-
-def _copies(work: Workload, sizes: Sizes) -> dict[str, float]:
+def _copies(work: Workload, sizes: ParamSizes) -> dict[str, float]:
     """bf16 copies of fp32 weights (autocast keeps them until the micro-step ends), or what FSDP
     gathers: two blocks and the ends of the model, and the gradients of two blocks on their way."""
     tensor = work.layout.tensor
@@ -223,7 +183,7 @@ def _copies(work: Workload, sizes: Sizes) -> dict[str, float]:
     return {"bf16 copies": copied, **buffers}
 
 
-def _head(work: Workload, gpu: Gpu, sizes: Sizes) -> dict[str, float]:
+def _head(work: Workload, gpu: Gpu) -> dict[str, float]:
     """Bytes of head and loss at each moment."""
     model, width, tensor = work.model, work.width, work.layout.tensor
     stream = work.stream_bytes * model.dim * work.positions / tensor
@@ -285,8 +245,6 @@ def chunk_rows(gpu: Gpu, vocab: int, loss: str = "fused") -> int:
 #
 # Legend: C width, Q and K widths of all query and of all key heads, F feed-forward width, w bytes
 # of a matrix product's numbers, r of the residual stream's.
-
-Parts = dict[str, float]
 
 
 def attention_kernel(work: Workload, gpu: Gpu, layer: int) -> str:
@@ -396,7 +354,7 @@ def activation_bytes(work: Workload, gpu: Gpu) -> dict[str, float]:
     """All blocks' kept bytes, and the widest set that a recomputed block makes again."""
     again = recomputed_blocks(work.recompute, work.model.layers)
     positions = work.positions / work.layout.tensor
-    kinds = _kinds_of_layer(work.model, again)
+    kinds = Counter(_likes(work.model, again))  # depth must not make a plan slow
     kept = {layer: kept_bytes(work, gpu, layer) for layer in kinds}
     whole = max(sum(block_parts(work, gpu, layer).values()) for layer in kinds)
     whole -= work.stream_bytes * work.model.dim  # the block's input is kept already
@@ -407,15 +365,6 @@ def activation_bytes(work: Workload, gpu: Gpu) -> dict[str, float]:
         "per block": positions * max(kept.values()),
         "made again": positions * whole if again else 0.0,
     }
-
-
-@lru_cache(maxsize=256)
-def _kinds_of_layer(model: ModelConfig, again: tuple[int, ...]) -> dict[int, int]:
-    """One layer of each kind and how many are like it: depth must not make a plan slow."""
-    counts: dict[int, int] = {}
-    for like in _likes(model, again):
-        counts[like] = counts.get(like, 0) + 1
-    return counts
 
 
 @lru_cache(maxsize=256)
@@ -437,11 +386,9 @@ def kept_by_policy(work: Workload, gpu: Gpu, policies: Iterable[str]) -> dict[st
     for policy in policies:
         under = replace(work, recompute=policy)
         again = recomputed_blocks(policy, work.model.layers)
-        kinds = {
-            layer: round(positions * kept_bytes(under, gpu, layer))
-            for layer in _kinds_of_layer(work.model, again)
-        }
-        found[policy] = [kinds[like] for like in _likes(work.model, again)]
+        likes = _likes(work.model, again)
+        kinds = {layer: round(positions * kept_bytes(under, gpu, layer)) for layer in set(likes)}
+        found[policy] = [kinds[like] for like in likes]
     return found
 
 
@@ -468,10 +415,10 @@ OPTIMIZERS = {
     "adamw8bit-wide": "AdamW's moments in 8 bits, of the embeddings in fp32",
     "muon": "Muon's moment and AdamW's for the rest",
 }
-"""Whose state can be planned, and what it is in words."""
+"""The state of each in words."""
 
 
-def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
+def optimizer_bytes(kind: str, sizes: ParamSizes, weight_bytes: int = 4) -> int:
     """State of the optimizer."""
     if kind == "adamw":
         return 2 * weight_bytes * sizes.all
@@ -480,6 +427,4 @@ def optimizer_bytes(kind: str, sizes: Sizes, weight_bytes: int = 4) -> int:
         if kind.endswith("wide"):
             covered, scales = covered - sizes.embedding, scales - sizes.embedding_scales
         return 8 * (sizes.all - covered) + 2 * covered + 8 * scales
-    if kind == "muon":
-        return weight_bytes * (sizes.blocks + 2 * (sizes.all - sizes.blocks))
-    raise ConfigError(f"--optimizer {kind} is not known; there are {', '.join(OPTIMIZERS)}.")
+    return weight_bytes * (sizes.blocks + 2 * (sizes.all - sizes.blocks))

@@ -5,15 +5,15 @@ all of them are printed. A test pins the names and shapes to the built model, fo
 Rejected: a formula per count, which each new field would have to be added to, in every formula.
 """
 
-import re
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from foundling.config.model import VALUE_GATE_WIDTH, ModelConfig
+from foundling.config.optim import block_for
 from foundling.config.train import ParamCount
 
 Shapes = dict[str, tuple[int, ...]]
-_LOOKUP = re.compile(r"embed\.weight|positions\.weight|value_embeds\.\d+\.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +37,77 @@ class ParamCounts:
 
 def count_params(model: ModelConfig) -> ParamCounts:
     """Count a model that may never be built."""
-    sizes = {name: prod(shape) for name, shape in parameter_shapes(model).items()}
-    tables = {name: size for name, size in sizes.items() if _LOOKUP.fullmatch(name)}
-    embedding = tables.pop("embed.weight")
-    without_input = sum(sizes.values()) - (0 if model.tie_embeddings else embedding)
-    is_product = re.compile(r"head\.weight|layers\.\d+\.(attn|ffn)\.[a-z_]+(?<!_norm)\.weight")
-    matrices = sum(size for name, size in sizes.items() if is_product.fullmatch(name))
+    sizes = sizes_of(model)
     return ParamCounts(
-        all=sum(sizes.values()),
-        no_input_embedding=without_input,
-        no_positions=without_input - sum(tables.values()),
-        matrices_and_head=matrices + (embedding if model.tie_embeddings else 0),
+        all=sizes.all,
+        no_input_embedding=sizes.all
+        - (0 if model.tie_embeddings else model.vocab_size * model.dim),
+        no_positions=sizes.all - sizes.tables,
+        matrices_and_head=sizes.blocks + sizes.head,
+    )
+
+
+@dataclass(frozen=True)
+class ParamSizes:
+    """Parameters by what happens to them."""
+
+    blocks: int
+    """In matrices of the blocks: cast, multiplied, Muon's."""
+    tables: int
+    """Looked up: token, position and value embeddings (a tied one counts as the head)."""
+    head: int
+    vectors: int
+    """Norms, biases, scales."""
+    largest_block: int
+    embedding: int
+    """Of them, those that the optimizer's table calls embeddings: tables, and a tied one."""
+    covered: int
+    """In matrices whose moments can be kept in 8 bits."""
+    scales: int
+    """Blocks that these are cut into."""
+    embedding_scales: int
+    """Of them, the embeddings'."""
+    tensors: int
+
+    @property
+    def all(self) -> int:
+        return self.blocks + self.tables + self.head + self.vectors
+
+
+@lru_cache(maxsize=64)
+def sizes_of(model: ModelConfig) -> ParamSizes:
+    """Sort every parameter of the built model into what the plan needs to know about it."""
+    shapes = parameter_shapes(model)
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    head = "embed.weight" if model.tie_embeddings else "head.weight"
+    outside = [n for n in matrices if not n.startswith(("layers.", "head."))]
+    by_layer: dict[str, int] = {}
+    for name, (out, width) in block_matrices(model):
+        layer = name.split(".")[1]
+        by_layer[layer] = by_layer.get(layer, 0) + out * width
+    cuts = {n: prod(s) // block for n, s in matrices.items() if (block := block_for(s[1]))}
+    embedding, top = sum(prod(matrices[name]) for name in outside), prod(matrices[head])
+    return ParamSizes(
+        blocks=sum(by_layer.values()),
+        tables=embedding - (top if model.tie_embeddings else 0),
+        head=top,
+        vectors=sum(prod(shape) for shape in shapes.values() if len(shape) < 2),
+        largest_block=max(by_layer.values(), default=0),
+        embedding=embedding,
+        covered=sum(prod(matrices[name]) for name in cuts),
+        scales=sum(cuts.values()),
+        embedding_scales=sum(cuts.get(name, 0) for name in outside),
+        tensors=len(shapes),
+    )
+
+
+@lru_cache(maxsize=64)
+def block_matrices(model: ModelConfig) -> tuple[tuple[str, tuple[int, int]], ...]:
+    """Names and shapes [out, in] of the blocks' matrices, with which activations are multiplied."""
+    return tuple(
+        (name.removesuffix(".weight"), (shape[0], shape[1]))
+        for name, shape in parameter_shapes(model).items()
+        if name.startswith("layers.") and len(shape) == 2
     )
 
 
@@ -124,24 +184,20 @@ def keys_seen(model: ModelConfig, layer: int, seq_len: int, *, causal: bool) -> 
     return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
 
 
+@lru_cache(maxsize=256)
 def flops_per_token(
     model: ModelConfig,
     seq_len: int,
     *,
     causal: bool = False,
-    windows: bool = True,
     embeddings: bool = False,
 ) -> int:
     """Training FLOPs of one token, forward and backward: 6 N + 12 H D x keys seen, by layer.
 
-    (PaLM, appendix B.) N is `no_positions`, or `all` with embeddings=True; without windows every
-    layer counts the whole row. By default causality is not counted, as in most reports.
+    (PaLM, appendix B.) N is `no_positions`, or `all` with embeddings=True. By default causality is
+    not counted, as in most reports.
     """
     counts = count_params(model)
-    layers = range(model.layers)
-    if windows:
-        keys = sum(keys_seen(model, layer, seq_len, causal=causal) for layer in layers)
-    else:
-        keys = model.layers * ((seq_len + 1) / 2 if causal else seq_len)
+    keys = sum(keys_seen(model, layer, seq_len, causal=causal) for layer in range(model.layers))
     attention = 12 * model.heads * model.head_width * keys
     return 6 * (counts.all if embeddings else counts.no_positions) + round(attention)

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from foundling.config.data import mixes_of
-from foundling.config.parallel import recompute_interval
 from foundling.config.run import RunConfig
 from foundling.plan.horizon import Horizon, micro_rows
 from foundling.plan.layout import Machine, MeshLayout, layouts_of
 from foundling.plan.memory import attention_kernel
-from foundling.plan.resolve import LARGEST_BATCH, POLICIES, TENSOR_DEGREES, PlannedConfig, fits
+from foundling.plan.resolve import LARGEST_BATCH, TENSOR_DEGREES, PlannedConfig, fits, policies_of
 from foundling.plan.speed import plan_speed
 from foundling.plan.supply import Saving
 from foundling.plan.workload import Workload, dtype_on, work_of
@@ -23,65 +22,50 @@ from foundling.runtime.console import duration
 MOST_GPUS = 16_384
 
 
-def remedies(choice: PlannedConfig, machine: Machine, optimizer: str) -> list[str]:
+def remedies(choice: PlannedConfig, machine: Machine) -> list[str]:
     """What would make a choice fit, each by itself."""
     config, layout = choice.config, choice.layout
-    best = largest_batch(config, machine, layout, optimizer)
+    best = largest_batch(config, machine, layout)
     found = [
         f"the largest that does is {best} (train.batch_size auto picks)"
         if best
         else "no batch does on this layout"
     ]
-    policy = _policy(config, machine, layout, optimizer)
+    policies = ((p, config.replace(parallel={"recompute": p})) for p in policies_of(config.model))
+    policy = next((p for p, tried in policies if fits(tried, machine, layout)), "")
     if policy:
         found.append(f"parallel.recompute {policy} would do")
-    other = _layout(config, machine, optimizer)
+    other = _layout(config, machine)
     if other is not None:
         found.append(f"{other} would do")
     if not (best or policy or other):
-        found.append(_more_gpus(config, machine, optimizer))
+        found.append(_more_gpus(config, machine))
     return found
 
 
-def largest_batch(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str) -> int:
+def largest_batch(config: RunConfig, machine: Machine, layout: MeshLayout) -> int:
     """The largest micro-batch of a settled config that fits; 0 where none does."""
     found, batch = 0, 1
     while batch <= LARGEST_BATCH:
         tried = config.replace(train={"batch_size": batch})
-        if not fits(tried, machine, layout, optimizer):
+        if not fits(tried, machine, layout):
             break
         found, batch = batch, batch + max(1, batch // 8)
     return found
 
 
-def _policies(config: RunConfig) -> Iterator[RunConfig]:
-    for policy in POLICIES:
-        if recompute_interval(policy) <= config.model.layers:
-            yield config.replace(parallel={"recompute": policy})
+def _layout(config: RunConfig, machine: Machine) -> MeshLayout | None:
+    layouts = (one for t in TENSOR_DEGREES for one in layouts_of(config.model, machine, t))
+    return next((layout for layout in layouts if fits(config, machine, layout)), None)
 
 
-def _policy(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str) -> str:
-    for tried in _policies(config):
-        if fits(tried, machine, layout, optimizer):
-            return tried.parallel.recompute
-    return ""
-
-
-def _layout(config: RunConfig, machine: Machine, optimizer: str) -> MeshLayout | None:
-    for tensor in TENSOR_DEGREES:
-        for layout in layouts_of(config.model, machine, tensor):
-            if fits(config, machine, layout, optimizer):
-                return layout
-    return None
-
-
-def _more_gpus(config: RunConfig, machine: Machine, optimizer: str) -> str:
+def _more_gpus(config: RunConfig, machine: Machine) -> str:
     """The fewest GPUs, doubled from those there are, on which one row fits with everything
     recomputed."""
     least = config.replace(train={"batch_size": 1}, parallel={"recompute": "all"})
     tried = replace(machine, per_node=max(machine.per_node, machine.gpu.per_node))
     while tried.world <= MOST_GPUS:
-        layout = _layout(least, tried, optimizer)
+        layout = _layout(least, tried)
         if layout is not None:
             return (
                 f"{tried.world} GPUs would do ({layout}, parallel.recompute all,"
@@ -105,31 +89,31 @@ def warnings_of(
     machine: Machine,
     horizon: Horizon | None,
     hours: float | None,
-    optimizer: str,
     saving: Saving,
 ) -> list[str]:
     """Every trap that this plan would walk into."""
     config = choice.config
-    work = work_of(config, choice.layout, machine.gpu, optimizer)
+    work = work_of(config, choice.layout, machine.gpu)
     found = [
-        *_memory(choice, machine, optimizer),
+        *_memory(choice, machine),
         *_kernel(work, machine),
-        *_arithmetic(config, work, machine),
-        *_batch(config, choice, horizon),
+        *_arithmetic(work, machine),
+        *_batch(config, horizon),
         *_cluster(choice, machine),
-        *_training(config),
     ]
+    if not config.eval.every:
+        found.append("eval.every is 0: nothing held out is measured, and training loss is no test.")
     if hours is not None and horizon is not None:
         found += _clock(config, saving, hours)
     return found
 
 
-def _memory(choice: PlannedConfig, machine: Machine, optimizer: str) -> Iterator[str]:
+def _memory(choice: PlannedConfig, machine: Machine) -> Iterator[str]:
     memory, train = choice.memory, choice.config.train
     if not memory.fits:
         yield (
             f"batch {train.batch_size} does not fit: it needs {memory.needed / 1e9:,.1f} GB of"
-            f" {memory.capacity / 1e9:,.1f}; {'; '.join(remedies(choice, machine, optimizer))}."
+            f" {memory.capacity / 1e9:,.1f}; {'; '.join(remedies(choice, machine))}."
         )
     elif memory.needed > 0.95 * memory.capacity:
         share = memory.needed / memory.capacity
@@ -170,7 +154,7 @@ def _other_kernel(work: Workload, machine: Machine) -> str:
     return " and ".join(ways)
 
 
-def _arithmetic(config: RunConfig, work: Workload, machine: Machine) -> Iterator[str]:
+def _arithmetic(work: Workload, machine: Machine) -> Iterator[str]:
     gpu = machine.gpu
     if work.dtype == "fp32" and gpu.name != "cpu" and dtype_on("auto", gpu) == "bf16":
         faster = replace(work, dtype="bf16")
@@ -182,7 +166,7 @@ def _arithmetic(config: RunConfig, work: Workload, machine: Machine) -> Iterator
             yield f"train.compile is off, and blocks compiled would be {gain - 1:.0%} faster."
 
 
-def _batch(config: RunConfig, choice: PlannedConfig, horizon: Horizon | None) -> Iterator[str]:
+def _batch(config: RunConfig, horizon: Horizon | None) -> Iterator[str]:
     if horizon is None:
         return
     _, spec = mixes_of(config.data, config.train.seq_len)[0]
@@ -223,11 +207,6 @@ def _cluster(choice: PlannedConfig, machine: Machine) -> Iterator[str]:
             f"{machine.nodes} nodes: others saw 4 or 5 launches of 10 succeed at 640; keep spare"
             " nodes and short checkpoint intervals."
         )
-
-
-def _training(config: RunConfig) -> Iterator[str]:
-    if not config.eval.every:
-        yield "eval.every is 0: nothing held out is measured, and training loss is no test."
 
 
 def _clock(config: RunConfig, saving: Saving, hours: float) -> Iterator[str]:

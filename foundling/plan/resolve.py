@@ -13,6 +13,7 @@ from typing import Protocol
 from foundling.config.data import every_source
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import ConfigError, RunError, UserError
+from foundling.config.model import ModelConfig
 from foundling.config.parallel import AUTO, recompute_interval
 from foundling.config.run import RunConfig, check_resolved, check_world, unresolved_settings
 from foundling.config.train import is_in_time
@@ -55,33 +56,34 @@ class PlannedConfig:
     layout: MeshLayout
     memory: MemoryEstimate
     """Of the phase that needs the most."""
-    speed: Speed
-    """Of the first phase."""
-    speeds: tuple[Speed, ...] = ()
+    speeds: tuple[Speed, ...]
     """Of each phase."""
     reasons: tuple[str, ...] = ()
 
+    @property
+    def speed(self) -> Speed:
+        """Of the first phase."""
+        return self.speeds[0]
 
-def resolve(config: RunConfig, machine: Machine, optimizer: str = "") -> PlannedConfig:
+
+def resolve(config: RunConfig, machine: Machine) -> PlannedConfig:
     """Fill in what the config leaves to the plan."""
     parallel = config.parallel
     named = parallel.replicate or parallel.shard > 1 or parallel.tensor > 1
     if named or machine.world == 1:
         layout = lay_out(parallel, machine.world, machine.per_node)
-        return _settle_on(config, machine, layout, optimizer)
-    return _settle_layout(config, machine, optimizer)
+        return _settle_on(config, machine, layout)
+    return _settle_layout(config, machine)
 
 
-def _settle_layout(config: RunConfig, machine: Machine, optimizer: str) -> PlannedConfig:
+def _settle_layout(config: RunConfig, machine: Machine) -> PlannedConfig:
     """Replicas where they fit, shards where they do not, tensor parallelism as the last resort:
     its ranks share their rows, so a step of a named batch has fewer."""
-    plain = _settle_on(
-        config, machine, lay_out(config.parallel, machine.world, machine.per_node), optimizer
-    )
+    plain = _settle_on(config, machine, lay_out(config.parallel, machine.world, machine.per_node))
     tried = [plain]
     for tensor in TENSOR_DEGREES:
         layouts = layouts_of(config.model, machine, tensor)
-        tried += [_settle_on(config, machine, layout, optimizer) for layout in layouts]
+        tried += [_settle_on(config, machine, layout) for layout in layouts]
         fitting = [choice for choice in tried if choice.memory.fits]
         if fitting:
             return _best_layout(plain, fitting)
@@ -119,28 +121,24 @@ def _best_layout(plain: PlannedConfig, fitting: list[PlannedConfig]) -> PlannedC
     return _because(best, reason)
 
 
-def _settle_on(
-    config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str
-) -> PlannedConfig:
+def _settle_on(config: RunConfig, machine: Machine, layout: MeshLayout) -> PlannedConfig:
     """The fastest batch and policy that fit on this layout, where they are left open."""
     config = config.replace(parallel=with_layout(config.parallel, layout))
     open_batch, open_policy = not config.train.batch_size, config.parallel.recompute == AUTO
     if not (open_batch or open_policy):
-        return planned(config, machine, layout, optimizer)
+        return planned(config, machine, layout)
     weighed: list[tuple[MemoryEstimate, RunConfig]] = []
     for candidates in _candidates(config, layout, open_batch, open_policy):
         for candidate in candidates:
-            weighed.append((_memory(candidate, machine, layout, optimizer), candidate))
+            weighed.append((_memory(candidate, machine, layout), candidate))
             if not leaves_room(weighed[-1][0]):
                 break  # batches come in order: after the first that is too large, all are
     fitting = [
-        planned(candidate, machine, layout, optimizer)
-        for memory, candidate in weighed
-        if leaves_room(memory)
+        planned(candidate, machine, layout) for memory, candidate in weighed if leaves_room(memory)
     ]
     if not fitting:
         _, candidate = min(weighed, key=lambda pair: pair[0].needed)
-        least = planned(candidate, machine, layout, optimizer)
+        least = planned(candidate, machine, layout)
         return _because(least, "auto: nothing fits on this layout; this needs the least memory")
     best = max(fitting, key=lambda choice: choice.speed.tokens_per_s)
     # A percent of speed is not worth a third more memory.
@@ -193,28 +191,27 @@ def _candidates(
         most = -(-rows_per_step(config, layout.data_ranks) // layout.data_ranks)
     sizes = sorted({side << i for i in range(11) for side in (1, 3)} | {most})
     batches = [size for size in sizes if size <= most] if open_batch else [config.train.batch_size]
-    layers = config.model.layers
-    policies = [p for p in POLICIES if recompute_interval(p) <= layers]
-    for policy in policies if open_policy else [config.parallel.recompute]:
+    policies = policies_of(config.model) if open_policy else [config.parallel.recompute]
+    for policy in policies:
         parallel = config.parallel.replace(recompute=policy)
         yield (config.replace(train={"batch_size": batch}, parallel=parallel) for batch in batches)
 
 
-def planned(
-    config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str
-) -> PlannedConfig:
+def policies_of(model: ModelConfig) -> list[str]:
+    """The recompute policies that mean something in so many layers."""
+    return [policy for policy in POLICIES if recompute_interval(policy) <= model.layers]
+
+
+def planned(config: RunConfig, machine: Machine, layout: MeshLayout) -> PlannedConfig:
     """A config with nothing left open, weighed and timed."""
-    memory = _memory(config, machine, layout, optimizer)
-    works = works_of(config, layout, machine.gpu, optimizer)
+    works = works_of(config, layout, machine.gpu)
     speeds = tuple(plan_speed(work, machine.gpu) for work in works)
-    return PlannedConfig(config, layout, memory, speeds[0], speeds)
+    return PlannedConfig(config, layout, _memory(config, machine, layout), speeds)
 
 
-def _memory(
-    config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str
-) -> MemoryEstimate:
+def _memory(config: RunConfig, machine: Machine, layout: MeshLayout) -> MemoryEstimate:
     """Of the phase that needs the most: a run must fit from its first step to its last."""
-    works = works_of(config, layout, machine.gpu, optimizer)
+    works = works_of(config, layout, machine.gpu)
     return max((plan_memory(work, machine.gpu) for work in works), key=lambda m: m.needed)
 
 
@@ -228,10 +225,10 @@ def refuse_open(config: RunConfig, needed_by: str) -> None:
         raise ConfigError(f"{left[0]} needs {needed_by}, such as --gpu h200.")
 
 
-def fits(config: RunConfig, machine: Machine, layout: MeshLayout, optimizer: str) -> bool:
+def fits(config: RunConfig, machine: Machine, layout: MeshLayout) -> bool:
     """Whether a config with nothing left open fits on a layout, every phase of it."""
     config = config.replace(parallel=with_layout(config.parallel, layout))
-    return _memory(config, machine, layout, optimizer).fits
+    return _memory(config, machine, layout).fits
 
 
 # On the machine at hand: what train, bench and doctor resolve, measuring where nothing else tells.

@@ -3,6 +3,7 @@ coefficients."""
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,9 +11,9 @@ from functools import lru_cache
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.train import FLOAT8_SIDE
-from foundling.plan.hardware import TABLE, Ceilings, Gpu
-from foundling.plan.params import parameter_shapes
-from foundling.plan.workload import Workload, is_product, sizes_of
+from foundling.plan.hardware import TABLE, AttentionRate, Ceilings, Gpu
+from foundling.plan.params import block_matrices, sizes_of
+from foundling.plan.workload import Workload
 
 # A product of m x k with k x n reaches peak x share x s(m) s(n) s(k), s(x) = x / (x + half): tiles,
 # waves and the main loop each lose a constant amount that long sides make up for. Where the device
@@ -90,12 +91,12 @@ def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: 
     if gpu.ceilings is not None and kernel in ("cudnn", "band", "flash", "flash3", "flash4", "cpu"):
         near = [rate for rate in gpu.ceilings.attention if rate.dtype == dtype]
         if near:
-            best = min(
-                near,
-                key=lambda r: (
-                    abs(math.log2(r.head_dim / head_width)) * 2 + abs(math.log2(r.seq / seq_len))
-                ),
-            )
+
+            def distance(rate: AttentionRate) -> float:
+                off = abs(math.log2(rate.head_dim / head_width)) * 2
+                return off + abs(math.log2(rate.seq / seq_len))
+
+            best = min(near, key=distance)
             return best.flops_per_s * (COEFFICIENTS.band_share if kernel == "band" else 1)
     wide = head_width >= 96
     if kernel == "cpu":
@@ -108,13 +109,7 @@ def attention_rate(gpu: Gpu, dtype: str, kernel: str, head_width: int, seq_len: 
         share = COEFFICIENTS.flash_share_wide if wide else COEFFICIENTS.flash_share
     # Short rows leave blocks half masked: measured at 2048, where a block of 128 is 6% of a row.
     fill = (seq_len / (seq_len + 256)) / (2048 / (2048 + 256))
-    return (
-        gpu.peak(dtype)
-        * gpu.reach
-        * share
-        * fill
-        / (COEFFICIENTS.attention_overhead if kernel != "cpu" else 1)
-    )
+    return gpu.peak(dtype) * gpu.reach * share * fill / COEFFICIENTS.attention_overhead
 
 
 # Bytes that elementwise kernels move: norms, rotations, sums, activations, casts.
@@ -242,10 +237,7 @@ def narrowed(work: Workload) -> dict[tuple[int, int], int]:
     """How many of the blocks' matrices [out, in] of each shape are multiplied in float8."""
     if work.float8 == "none":
         return {}
-    found: dict[tuple[int, int], int] = {}
-    for _, shape in _chosen(work.model, work.float8_skip):
-        found[shape] = found.get(shape, 0) + 1
-    return found
+    return Counter(shape for _, shape in _chosen(work.model, work.float8_skip))
 
 
 def gain(work: Workload) -> float:
@@ -286,14 +278,11 @@ def cast_traffic(work: Workload) -> tuple[float, float]:
 @lru_cache(maxsize=64)
 def _chosen(model: ModelConfig, skip: tuple[str, ...]) -> tuple[tuple[str, tuple[int, int]], ...]:
     """Names and shapes of the products that torchao takes over (foundling/parallel/apply.py)."""
-    found = []
-    for full, shape in parameter_shapes(model).items():
-        name = full.removesuffix(".weight")
-        is_one = full.startswith("layers.") and is_product(full, shape, model)
-        if not is_one or any(side % FLOAT8_SIDE for side in shape) or is_skipped(name, skip):
-            continue
-        found.append((name, (shape[0], shape[1])))
-    return tuple(found)
+    return tuple(
+        (name, shape)
+        for name, shape in block_matrices(model)
+        if not any(side % FLOAT8_SIDE for side in shape) and not is_skipped(name, skip)
+    )
 
 
 # Every number of the memory and speed model that is not arithmetic, in one place.
@@ -356,8 +345,6 @@ class Coefficients:
     # Seconds between two kernels that wait in the queue, and from launch to launch in Python.
     gap_s: float = 1.4e-6
     launch_s: float = 8e-6
-    # A block of a real model takes Python longer than one of a tiny model.
-    block_excess: float = 1.0
     # Clipping and the optimizer's own Python, while the GPU waits: by tensor, and a fixed part;
     # update ratios go over the tensors once more.
     tensor_s: float = 1.2e-5

@@ -1,6 +1,7 @@
 """Seconds of a run: one step by part, collectives, start, compilation, saves, evaluations."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -16,7 +17,7 @@ from foundling.plan.hardware import Gpu
 from foundling.plan.horizon import Horizon
 from foundling.plan.layout import MeshLayout
 from foundling.plan.memory import attention_kernel, chunk_rows
-from foundling.plan.params import flops_per_token, keys_seen, parameter_shapes
+from foundling.plan.params import block_matrices, flops_per_token, keys_seen, sizes_of
 from foundling.plan.roofline import COEFFICIENTS as K
 from foundling.plan.roofline import (
     attention_rate,
@@ -32,7 +33,7 @@ from foundling.plan.roofline import (
     weight_traffic,
 )
 from foundling.plan.supply import Saving
-from foundling.plan.workload import Workload, compile_on, is_product, sizes_of
+from foundling.plan.workload import Workload, compile_on
 
 # Every matrix of the model is three products a micro-step (forward, gradient of the input, gradient
 # of the weight), each at the rate of its own shape. Elementwise work is counted in bytes moved, the
@@ -79,25 +80,10 @@ class Speed:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@lru_cache(maxsize=256)
-def _flops_per_token(model: ModelConfig, seq_len: int) -> int:
-    return flops_per_token(model, seq_len)
-
-
-@lru_cache(maxsize=64)
-def _tensors(model: ModelConfig) -> int:
-    return len(parameter_shapes(model))
-
-
 @lru_cache(maxsize=64)
 def _products(model: ModelConfig) -> tuple[tuple[tuple[int, int], int], ...]:
     """((out, in), how many) of the blocks' matrices."""
-    counts: dict[tuple[int, int], int] = {}
-    for name, shape in parameter_shapes(model).items():
-        if name.startswith("layers.") and is_product(name, shape, model):
-            key = (shape[0], shape[1])
-            counts[key] = counts.get(key, 0) + 1
-    return tuple(counts.items())
+    return tuple(Counter(shape for _, shape in block_matrices(model)).items())
 
 
 def plan_speed(work: Workload, gpu: Gpu) -> Speed:
@@ -114,7 +100,9 @@ def plan_speed(work: Workload, gpu: Gpu) -> Speed:
         exposed = max(said.ends, said.gradients + said.gathers - K.overlap * computed)
     exposed += said.tensor
     parts["optimizer"] = _optimizer_s(work, gpu)
-    parts["other"] += _optimizer_idle_s(work, gpu)
+    if gpu.name != "cpu":  # it waits for the launches of clipping and optimizer
+        each = K.tensor_s + (K.tensor_ratio_s if work.measures_update else 0.0)
+        parts["other"] += K.step_overhead_s + sizes_of(work.model).tensors * each
     nodes = work.layout.nodes
     parts["communication"] = exposed
     if nodes > 1:
@@ -122,7 +110,7 @@ def plan_speed(work: Workload, gpu: Gpu) -> Speed:
     step_s = sum(parts.values())
     peak = gpu.peak(work.dtype)
     rate = work.tokens_per_step / step_s
-    model_flops = _flops_per_token(work.model, work.seq_len) * rate / work.layout.world
+    model_flops = flops_per_token(work.model, work.seq_len) * rate / work.layout.world
     return Speed(
         parts=parts,
         step_s=step_s,
@@ -143,16 +131,25 @@ def _micro_parts(work: Workload, gpu: Gpu) -> dict[str, float]:
     whole, attended = _made_again(work, again)
     forward, backward = _block_products(work, gpu, tensor)
     head = _head_products(work, gpu, tensor)
-    attention = _attention_all_s(work, gpu) / tensor
+    windows = [work.model.window_of(layer) for layer in range(layers)]  # alike: planned once
+    attention = sum(
+        windows.count(window) * _attention_s(work, gpu, windows.index(window))
+        for window in set(windows)
+    )
     fused_mlp = _has_fused_mlp(work, gpu, tensor)
     moved_forward, moved_backward = block_traffic(work, fused_mlp=fused_mlp)
     moved = (moved_forward * (1 + again) + moved_backward) * work.positions * layers / tensor
+    bent = 0.0
+    if work.model.logit_softcap and gpu.name == "cpu":  # a GPU's one kernel bends on the way
+        # All logits and their gradients, 44 bytes each, in five kernels.
+        bent = 44 * (float(work.positions) * work.model.vocab_size / tensor) / stream_rate(gpu)
     moved_by_loss = _loss_bytes(work, gpu) / tensor / stream_rate(gpu)
+    excess = 1.0 if work.compile or gpu.name == "cpu" else K.elementwise_eager
     return {
         "matrix": forward * (1 + whole) + backward,
-        "attention": attention * (1 + attended * 2 / 7),
-        "elementwise": (moved + weight_traffic(work)) * _eager_excess(work, gpu) / stream_rate(gpu),
-        "loss": (head + moved_by_loss) * _loss_correction(work, gpu) + _softcap_s(work, gpu),
+        "attention": attention / tensor * (1 + attended * 2 / 7),
+        "elementwise": (moved + weight_traffic(work)) * excess / stream_rate(gpu),
+        "loss": (head + moved_by_loss) * _loss_correction(work, gpu) + bent,
     }
 
 
@@ -191,24 +188,11 @@ def _head_products(work: Workload, gpu: Gpu, tensor: int) -> float:
     vocab, dim = max(1, work.model.vocab_size // tensor), work.model.dim
     rows = float(work.positions)
     if work.loss != "plain":
-        rows = min(rows, max(1, _chunk_rows(work, gpu)))
+        rows = min(rows, max(1, chunk_rows(gpu, work.model.vocab_size, work.loss)))
     times = work.positions / rows
     shapes = ((rows, vocab, dim), (rows, dim, vocab), (vocab, dim, rows))
     forward, *backward = (product_seconds(gpu, work.dtype, *shape) for shape in shapes)
     return times * (forward / (gain(work) if work.float8_head else 1.0) + sum(backward))
-
-
-def _chunk_rows(work: Workload, gpu: Gpu) -> int:
-    return chunk_rows(gpu, work.model.vocab_size, work.loss)
-
-
-def _attention_all_s(work: Workload, gpu: Gpu) -> float:
-    """All layers' attention; layers with one window are alike."""
-    windows = [work.model.window_of(layer) for layer in range(work.model.layers)]
-    return sum(
-        windows.count(window) * _attention_s(work, gpu, windows.index(window))
-        for window in set(windows)
-    )
 
 
 def _attention_s(work: Workload, gpu: Gpu, layer: int) -> float:
@@ -219,7 +203,9 @@ def _attention_s(work: Workload, gpu: Gpu, layer: int) -> float:
     if kernel == "math":
         # Every pair is computed and written, read, masked, normalised: 10 passes in all.
         pairs = float(work.batch) * heads * work.seq_len**2
-        flops = 12 * pairs * width / _square_rate(gpu, work)
+        flops = (
+            12 * pairs * width / product_rate(gpu, work.dtype, work.seq_len, work.seq_len, width)
+        )
         return flops + 10 * work.width * pairs / stream_rate(gpu)
     keys = keys_seen(model, layer, work.seq_len, causal=True)
     if kernel == "efficient":
@@ -227,11 +213,6 @@ def _attention_s(work: Workload, gpu: Gpu, layer: int) -> float:
         keys = float(work.seq_len) if masked else keys
     flops = 14 * rows * heads * width * keys
     return flops / attention_rate(gpu, work.dtype, kernel, width, work.seq_len)
-
-
-def _square_rate(gpu: Gpu, work: Workload) -> float:
-    """Rate of the batched products inside the math path."""
-    return product_rate(gpu, work.dtype, work.seq_len, work.seq_len, work.model.head_width)
 
 
 def _has_fused_mlp(work: Workload, gpu: Gpu, tensor: int) -> bool:
@@ -249,7 +230,7 @@ def _loss_bytes(work: Workload, gpu: Gpu) -> float:
     if work.loss == "plain":
         per_logit = 14 if work.logit_bytes else (20 if work.dtype == "fp32" else 34)
         return per_logit * logits
-    chunks = math.ceil(rows / max(1, min(_chunk_rows(work, gpu), rows)))
+    chunks = math.ceil(rows / max(1, min(chunk_rows(gpu, work.model.vocab_size, work.loss), rows)))
     if gpu.name == "cpu" or work.layout.tensor > 1 or work.loss != "fused":
         # Logits in fp32, exponentials, the gradient; and the head's own added up.
         per_logit, adding = (20, 12) if work.width == 4 else (28, 10)
@@ -257,15 +238,6 @@ def _loss_bytes(work: Workload, gpu: Gpu) -> float:
     # One kernel reads them once or twice and writes the gradient; the products write and read them
     # within their own time. The head's gradient is added to by the product itself.
     return 3 * work.width * logits + (chunks + 1.5) * 8 * model.vocab_size * model.dim
-
-
-def _softcap_s(work: Workload, gpu: Gpu) -> float:
-    """Seconds to bend all logits and their gradients: 44 bytes each, in five kernels; a GPU's one
-    kernel bends them on the way."""
-    if not work.model.logit_softcap or gpu.name != "cpu":
-        return 0.0
-    logits = float(work.positions) * work.model.vocab_size / work.layout.tensor
-    return 44 * logits / stream_rate(gpu)
 
 
 def _loss_correction(work: Workload, gpu: Gpu) -> float:
@@ -316,10 +288,6 @@ def _muon_s(work: Workload, gpu: Gpu) -> float:
     return seconds
 
 
-def _eager_excess(work: Workload, gpu: Gpu) -> float:
-    return 1.0 if work.compile or gpu.name == "cpu" else K.elementwise_eager
-
-
 def _idle_s(work: Workload, gpu: Gpu, parts: dict[str, float]) -> float:
     """Seconds of a micro-step in which the GPU waits: between kernels, and for Python.
 
@@ -348,22 +316,13 @@ def _idle_s(work: Workload, gpu: Gpu, parts: dict[str, float]) -> float:
 def _python_s(work: Workload, gpu: Gpu) -> tuple[float, float]:
     """Python's seconds for one block, forward and backward."""
     again = recomputed_blocks(work.recompute, work.model.layers)
-    mode = "compiled" if work.compile else "per-op" if work.recompute == "per-op" and again else ""
-    known = gpu.ceilings.blocks if gpu.ceilings is not None else {}
-    if not work.compile and (mode or "eager") in known:
-        forward, backward = known[mode or "eager"]
-        return forward * K.block_excess, backward * K.block_excess
-    launches = LAUNCHES[mode or "eager"]
-    return launches[0] * launch_seconds(gpu), launches[1] * launch_seconds(gpu)
-
-
-def _optimizer_idle_s(work: Workload, gpu: Gpu) -> float:
-    """Seconds in which the GPU waits for the launches of clipping and optimizer."""
-    if gpu.name == "cpu":
-        return 0.0
-    tensors = _tensors(work.model)
-    each = K.tensor_s + (K.tensor_ratio_s if work.measures_update else 0.0)
-    return K.step_overhead_s + tensors * each
+    mode = "per-op" if work.recompute == "per-op" and again else "eager"
+    if work.compile:
+        mode = "compiled"
+    elif gpu.ceilings is not None and mode in gpu.ceilings.blocks:
+        return gpu.ceilings.blocks[mode]
+    forward, backward = LAUNCHES[mode]
+    return forward * launch_seconds(gpu), backward * launch_seconds(gpu)
 
 
 # Seconds that GPUs spend talking, by the collective and the wires it crosses.
@@ -395,75 +354,44 @@ class Talk:
 
 def talk(work: Workload, gpu: Gpu) -> Talk:
     """What a step of this layout says to the other GPUs."""
-    layout = work.layout
-    gradients = gathers = ends = 0.0
+    layout, layers, degree = work.layout, work.model.layers, work.layout.tensor
+    mine = sizes_of(work.model).all / degree  # parameters that a tensor-parallel rank has a part in
+    link, per_gpu = gpu.link * K.link_share, gpu.network * K.network_share / layout.per_node
+    gradients = gathers = tensor = ends = 0.0
     if layout.shard > 1:
-        gathers, gradients = _sharded(work, gpu)
-        times = (work.model.layers + 1) * work.accumulation
-        ends = gathers / (2 * times) + gradients / times
-    if layout.replicate > 1:
-        summed = _replicated(work, gpu)
-        gradients, ends = gradients + summed, ends + summed / _buckets(work)
-    return Talk(gradients=gradients, gathers=gathers, tensor=_tensor(work, gpu), ends=ends)
-
-
-def _sharded(work: Workload, gpu: Gpu) -> tuple[float, float]:
-    """FSDP: each block's weights gathered forward and backward, its gradients scattered."""
-    layout = work.layout
-    nodes = _nodes_of_shards(layout)
-    speed = gpu.link * K.link_share
-    if nodes > 1:
+        # FSDP: each block's weights gathered forward and backward, its gradients scattered.
+        nodes = -(-layout.shard * degree // layout.per_node)
         # One node needs each byte once and passes it on inside, so its adapters work together;
         # tensor-parallel neighbours gather different bytes and share them.
-        speed = min(speed, _per_gpu(gpu, layout) * max(1, layout.per_node // layout.tensor))
-    once = (layout.shard - 1) / layout.shard * _mine(work) / speed
-    wait = (2 * work.model.layers + 2) * ring_s(layout.shard, nodes)
-    gathers = work.accumulation * (2 * work.width * once + wait)
-    return gathers, work.accumulation * (4 * once + wait / 2)
-
-
-def _replicated(work: Workload, gpu: Gpu) -> float:
-    """DDP and HSDP: gradients summed over the replicas, a bucket at a time."""
-    layout, ranks = work.layout, work.layout.replicate
-    share = 4 * _mine(work) / layout.shard
-    speed = gpu.link * K.link_share
-    if layout.world > layout.per_node:
-        per_gpu = _per_gpu(gpu, layout)
-        alone = layout.shard == 1
-        speed = min(speed, per_gpu * layout.per_node / layout.tensor) if alone else per_gpu
-    # A group has a rank in every node, or in as many as it has ranks.
-    nodes = min(ranks, layout.nodes)
-    wait = _buckets(work) * all_reduce_s(ranks, nodes)
-    return 2 * (ranks - 1) / ranks * share / speed + wait
-
-
-def _buckets(work: Workload) -> float:
-    return max(1.0, 4 * _mine(work) / work.layout.shard / BUCKET_BYTES)
-
-
-def _mine(work: Workload) -> float:
-    """Parameters that a tensor-parallel rank has a part in."""
-    return sizes_of(work.model).all / work.layout.tensor
-
-
-def _per_gpu(gpu: Gpu, layout: MeshLayout) -> float:
-    return gpu.network * K.network_share / layout.per_node
-
-
-def _nodes_of_shards(layout: MeshLayout) -> int:
-    return -(-layout.shard * layout.tensor // layout.per_node)
-
-
-def _tensor(work: Workload, gpu: Gpu) -> float:
-    """Two all-reduces a block forward and two backward (Shoeybi et al. 2019), and the forward's
-    again where a block is recomputed."""
-    degree = work.layout.tensor
-    if degree == 1:
-        return 0.0
-    size = work.width * work.positions * work.model.dim
-    times = work.model.layers * (6 if work.recompute == "all" else 4)
-    each = 2 * (degree - 1) / degree * size / (gpu.link * K.link_share) + all_reduce_s(degree, 1)
-    return work.accumulation * times * each
+        between = per_gpu * max(1, layout.per_node // degree)
+        once = (
+            (layout.shard - 1) / layout.shard * mine / (min(link, between) if nodes > 1 else link)
+        )
+        wait = (2 * layers + 2) * ring_s(layout.shard, nodes)
+        gathers = work.accumulation * (2 * work.width * once + wait)
+        gradients = work.accumulation * (4 * once + wait / 2)
+        times = (layers + 1) * work.accumulation
+        ends = gathers / (2 * times) + gradients / times
+    if layout.replicate > 1:
+        # DDP and HSDP: gradients summed over the replicas, a bucket at a time.
+        ranks, speed = layout.replicate, link
+        if layout.world > layout.per_node:
+            together = min(link, per_gpu * layout.per_node / degree)
+            speed = together if layout.shard == 1 else per_gpu
+        share = 4 * mine / layout.shard
+        buckets = max(1.0, share / BUCKET_BYTES)
+        # A group has a rank in every node, or in as many as it has ranks.
+        wait = buckets * all_reduce_s(ranks, min(ranks, layout.nodes))
+        summed = 2 * (ranks - 1) / ranks * share / speed + wait
+        gradients, ends = gradients + summed, ends + summed / buckets
+    if degree > 1:
+        # Two all-reduces a block forward and two backward (Shoeybi et al. 2019), and the forward's
+        # again where a block is recomputed.
+        size = work.width * work.positions * work.model.dim
+        times = layers * (6 if work.recompute == "all" else 4)
+        each = 2 * (degree - 1) / degree * size / link + all_reduce_s(degree, 1)
+        tensor = work.accumulation * times * each
+    return Talk(gradients=gradients, gathers=gathers, tensor=tensor, ends=ends)
 
 
 def ring_s(ranks: int, nodes: int) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from foundling.config.errors import ConfigError
@@ -15,7 +15,7 @@ from foundling.plan.forecast import (
     Row,
     decided,
     forecast,
-    studies,
+    study,
     what_if,
     what_if_table,
 )
@@ -40,17 +40,19 @@ Lines = list[tuple[str, str]]
 
 def describe(config: RunConfig, plan: Forecast) -> Lines:
     """What is exact: counts, FLOPs, first loss, horizon, data."""
-    model, train = config.model, config.train
+    model, train, params = config.model, config.train, plan.params
+    tied = "; tied, so it is the head and stays" if model.tie_embeddings else ""
+    keys = "keys seen, by layer" if any(model.windows) else f"{train.seq_len}"
+    flops = (
+        f"{plan.flops_per_token:,} = 6 x {params.no_positions:,} + 12 x {model.layers} x"
+        f" {model.heads} x {model.head_width} x {keys} (full square; N is no-positions)"
+    )
     lines = [
-        ("parameters", f"{plan.params.all:,} (all)"),
-        (
-            "",
-            f"{plan.params.no_input_embedding:,} (no-input-embedding"
-            f"{'; tied, so it is the head and stays' if model.tie_embeddings else ''})",
-        ),
-        ("", f"{plan.params.no_positions:,} (no-positions)"),
-        ("", f"{plan.params.matrices_and_head:,} (matrices-and-head)"),
-        ("flop/token", _flops(model, plan, train.seq_len)),
+        ("parameters", f"{params.all:,} (all)"),
+        ("", f"{params.no_input_embedding:,} (no-input-embedding{tied})"),
+        ("", f"{params.no_positions:,} (no-positions)"),
+        ("", f"{params.matrices_and_head:,} (matrices-and-head)"),
+        ("flop/token", flops),
     ]
     for name, count in list(plan.flops_by_definition.items())[1:]:
         which = "all" if name.endswith("with embeddings") else "no-positions"
@@ -67,15 +69,6 @@ def describe(config: RunConfig, plan: Forecast) -> Lines:
             remark = ", if it does not grow"
         lines.append(("data", f"{name} is read {times:.2f} times{remark}"))
     return lines + [("warning", sentence) for sentence in plan.warnings]
-
-
-def _flops(model: ModelConfig, plan: Forecast, seq_len: int) -> str:
-    keys = "keys seen, by layer" if any(model.windows) else f"{seq_len}"
-    return (
-        f"{plan.flops_per_token:,} = 6 x {plan.params.no_positions:,} +"
-        f" 12 x {model.layers} x {model.heads} x {model.head_width} x {keys} (full square; N is"
-        " no-positions)"
-    )
 
 
 def _first_loss(model: ModelConfig, plan: Forecast) -> str:
@@ -99,35 +92,28 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
         nearly = "" if horizon.tokens_exact or not count else "about "
         return f"{nearly}{round(count):,} tokens"
 
+    warmup = horizon.warmup_steps
+    step = (
+        f"{horizon.positions_per_step:,} positions = {_units(config, horizon)}; micro-steps"
+        f" {horizon.accumulation}, processes {horizon.data_ranks})"
+    )
+    length = (
+        f"{horizon.basis}: {about}{horizon.steps:,} steps,"
+        f" {tokens(horizon.tokens)}{_why_about(horizon)}"
+    )
     lines = [
-        (
-            "step",
-            f"{horizon.positions_per_step:,} positions = {_units(config, horizon)};"
-            f" micro-steps {horizon.accumulation}, processes {horizon.data_ranks})",
-        ),
-        (
-            "horizon",
-            f"{horizon.basis}: {about}{horizon.steps:,} steps,"
-            f" {tokens(horizon.tokens)}{_why_about(horizon)}",
-        ),
-        (
-            "warm-up",
-            f"{horizon.warmup_steps:,} steps, {tokens(horizon.warmup_steps * per_step)}",
-        ),
-        (
-            "decay",
-            f"{falling:,} steps, {tokens(falling * per_step)} ({config.optim.schedule})",
-        ),
+        ("step", step),
+        ("horizon", length),
+        ("warm-up", f"{warmup:,} steps, {tokens(warmup * per_step)}"),
+        ("decay", f"{falling:,} steps, {tokens(falling * per_step)} ({config.optim.schedule})"),
     ]
     for phase in horizon.phases[1:]:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in phase.weights.items())
-        lines.append(
-            (
-                "phase",
-                f"from step {phase.first_step:,} on, {phase.steps:,} steps of {phase.rows_per_step}"
-                f" rows of {phase.seq_len} ({phase.packing}): {shares}",
-            )
+        text = (
+            f"from step {phase.first_step:,} on, {phase.steps:,} steps of {phase.rows_per_step}"
+            f" rows of {phase.seq_len} ({phase.packing}): {shares}"
         )
+        lines.append(("phase", text))
     return lines
 
 
@@ -159,23 +145,17 @@ def describe_supply(supply: Supply) -> Lines:
         lines.append(("data", f"{name}: {row['tokens']:,.0f} tokens{need}{shards}"))
     if supply.needed_tokens is not None and supply.fineweb_shards is not None:
         more = supply.fineweb_shards - FINEWEB_SHARDS
-        lines.append(
-            (
-                "data",
-                f"{supply.needed_tokens:,} tokens needed: {supply.fineweb_shards:,} shards of"
-                " fineweb-edu-100b-shuffle at 56M tokens"
-                f"{f', {more:,} more than there are' if more > 0 else ''}",
-            )
+        text = (
+            f"{supply.needed_tokens:,} tokens needed: {supply.fineweb_shards:,} shards of"
+            " fineweb-edu-100b-shuffle at 56M tokens"
+            f"{f', {more:,} more than there are' if more > 0 else ''}"
         )
-    lines += [("warning", sentence) for sentence in supply.refusals]
-    lines.append(
-        (
-            "disk",
-            f"{size(supply.disk_bytes)}: data {size(supply.data_bytes)}, checkpoints of"
-            f" {size(supply.checkpoint_bytes)}; an export in bf16 is {size(supply.weights_bytes)}",
-        )
+        lines.append(("data", text))
+    disk = (
+        f"{size(supply.disk_bytes)}: data {size(supply.data_bytes)}, checkpoints of"
+        f" {size(supply.checkpoint_bytes)}; an export in bf16 is {size(supply.weights_bytes)}"
     )
-    return lines
+    return [*lines, *(("warning", sentence) for sentence in supply.refusals), ("disk", disk)]
 
 
 def describe_study(found: PlanOnHardware) -> Iterator[tuple[str, str]]:
@@ -189,11 +169,8 @@ def describe_study(found: PlanOnHardware) -> Iterator[tuple[str, str]]:
     for reason in choice.reasons:
         yield "chosen", reason
     verdict = "fits" if memory.fits else "DOES NOT FIT"
-    yield (
-        "memory",
-        f"{size(memory.peak)} at its peak ({memory.moment}), {size(memory.needed)} with slack and"
-        f" driver, of {size(memory.capacity)}: {verdict}",
-    )
+    needed = f"{size(memory.needed)} with slack and driver, of {size(memory.capacity)}: {verdict}"
+    yield "memory", f"{size(memory.peak)} at its peak ({memory.moment}), {needed}"
     yield "", _join({part: size(count) for part, count in memory.parts.items()})
     others = {m: size(sum(p.values())) for m, p in memory.moments.items() if m != memory.moment}
     yield "", f"other moments: {_join(others)}"
@@ -207,45 +184,35 @@ def describe_study(found: PlanOnHardware) -> Iterator[tuple[str, str]]:
 
 def _speed(found: PlanOnHardware) -> Iterator[tuple[str, str]]:
     """Only of a run that fits: another has none."""
-    speed = found.choice.speed
-    yield (
-        "speed",
-        f"{speed.step_s:.3f} s a step, {speed.tokens_per_s:,.0f} tokens/s"
-        f" ({speed.tokens_per_s_gpu:,.0f} a GPU)"
-        + ("" if speed.mfu is None else f", MFU {speed.mfu:.1%}"),
-    )
+    speed, saving = found.choice.speed, found.saving
+    rates = f"{speed.tokens_per_s:,.0f} tokens/s ({speed.tokens_per_s_gpu:,.0f} a GPU)"
+    mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1%}"
+    yield "speed", f"{speed.step_s:.3f} s a step, {rates}{mfu}"
     yield "", _join({p: f"{s * 1e3:,.1f} ms" for p, s in speed.parts.items() if s >= 5e-5})
-    if speed.mfu is not None:
-        yield (
-            "",
-            "MFU: flop/token (full square) x tokens/s over the dense"
-            f" {speed.peak_flops / 1e12:,.1f} TFLOP/s of each GPU's data sheet",
-        )
+    if mfu:
+        peak = f"{speed.peak_flops / 1e12:,.1f} TFLOP/s of each GPU's data sheet"
+        yield "", f"MFU: flop/token (full square) x tokens/s over the dense {peak}"
     if speed.talk_s:
+        waited = f"{speed.talk_share:.1%} of the step is waited for"
         yield (
             "links",
-            f"{speed.talk_s * 1e3:,.1f} ms of communication, of which"
-            f" {speed.talk_share:.1%} of the step is waited for (the rest hides behind backward)",
+            f"{speed.talk_s * 1e3:,.1f} ms of communication, of which {waited} (the rest hides"
+            " behind backward)",
         )
-    saving = found.saving
     yield (
         "saving",
         f"{size(saving.checkpoint_bytes)}, {size(saving.rank_bytes)} a rank: training stands still"
         f" for {saving.stall_s:.2f} s every {duration(saving.interval_s / 3600)}"
         f" ({saving.share:.2%} of the time), written behind it in about {saving.write_s:,.0f} s",
     )
-    if found.hours is not None and found.wall is not None:
-        yield "time", f"{duration(found.hours)} of training steps{_cost(found.dollars)}"
-        wall = found.wall
+    if found.hours is not None and (wall := found.wall) is not None:
+        cost = "" if found.dollars is None else f", ${found.dollars:,.2f}"
+        yield "time", f"{duration(found.hours)} of training steps{cost}"
         yield (
             "",
             f"beside them: start {wall.start_s:,.0f} s, compilation {wall.compile_s:,.0f} s, saves"
             f" {wall.save_s:,.1f} s, evaluations {wall.eval_s:,.1f} s",
         )
-
-
-def _cost(dollars: float | None) -> str:
-    return "" if dollars is None else f", ${dollars:,.2f}"
 
 
 def _join(parts: dict[str, str]) -> str:
@@ -260,8 +227,13 @@ def comparison(found: Sequence[PlanOnHardware]) -> list[str]:
     rows = [["gpu", "nodes", "GPUs", "layout r x s x t", "batch", "GB", "step s", "waits"]]
     rows[0] += ["tokens/s", *(["efficiency"] if scales else []), "tokens a step", "days", "dollars"]
     for one in found:
-        layout, memory = one.choice.layout, one.choice.memory
+        layout, memory, speed = one.choice.layout, one.choice.memory, one.choice.speed
         first = found[kinds.index(one.machine.gpu.name)]
+        pace = ["-"] * (4 if scales else 3)
+        if one.fits:
+            pace = [f"{speed.step_s:.3f}", f"{speed.talk_share:.1%}", f"{speed.tokens_per_s:,.0f}"]
+            efficiency = speed.tokens_per_s_gpu / first.choice.speed.tokens_per_s_gpu
+            pace += [f"{efficiency:.1%}" if first.fits else "-"] if scales else []
         rows.append(
             [
                 one.machine.gpu.name,
@@ -270,27 +242,13 @@ def comparison(found: Sequence[PlanOnHardware]) -> list[str]:
                 f"{layout.replicate} x {layout.shard} x {layout.tensor}",
                 f"{one.config.train.batch_size}",
                 f"{memory.needed / 1e9:,.1f}{'' if memory.fits else ' DOES NOT FIT'}",
-                *_pace(one),
-                *([_efficiency(one, first)] if scales else []),
+                *pace,
                 f"{one.horizon.positions_per_step:,}" if one.horizon else "-",
                 "-" if one.hours is None else f"{one.hours / 24:,.2f}",
                 "-" if one.dollars is None else f"{one.dollars:,.0f}",
             ]
         )
     return table(rows)
-
-
-def _pace(one: PlanOnHardware) -> list[str]:
-    speed = one.choice.speed
-    if not one.fits:
-        return ["-"] * 3
-    return [f"{speed.step_s:.3f}", f"{speed.talk_share:.1%}", f"{speed.tokens_per_s:,.0f}"]
-
-
-def _efficiency(one: PlanOnHardware, first: PlanOnHardware) -> str:
-    if not (one.fits and first.fits):
-        return "-"
-    return f"{one.choice.speed.tokens_per_s_gpu / first.choice.speed.tokens_per_s_gpu:.1%}"
 
 
 def describe_serving(
@@ -335,31 +293,17 @@ class PlanRequest:
     """The config, with more settings laid over the ones that were given."""
     gpus: tuple[str, ...] = ()
     nodes: tuple[int, ...] = ()
-    per_node: int | None = None
-    price: float | None = None
-    provider: str = ""
-    optimizer: str = ""
+    asked: PlanOptions = field(default_factory=PlanOptions)
+    """What every machine of the request has in common."""
     what_if: tuple[str, ...] = ()
     fingerprint: Fingerprint | None = None
     """Of a tokenizer's folder, to see whether the data's is the right one."""
 
     def __post_init__(self) -> None:
-        for name, value in {"--price": self.price, "--provider": self.provider}.items():
-            if value and not self.gpus:
-                raise ConfigError(f"{name} has no effect without hardware; give --gpu NAME too.")
-        if self.price and self.provider:
-            raise ConfigError("--price and --provider both set the price; give one.")
+        if self.asked.price and not self.gpus:
+            raise ConfigError("--price has no effect without hardware; give --gpu NAME too.")
         if self.nodes[1:] and not self.gpus:
             raise ConfigError("--nodes compares speeds, which need hardware; give --gpu NAME.")
-
-    @property
-    def asked(self) -> PlanOptions:
-        return PlanOptions(
-            gpus=self.per_node,
-            price=self.price,
-            provider=self.provider,
-            optimizer=self.optimizer,
-        )
 
     @property
     def machines(self) -> list[tuple[str | None, int | None]]:
@@ -381,7 +325,11 @@ class PlanAnswer:
 def _answer(question: PlanRequest) -> PlanAnswer:
     config, sizes = known_sizes(question.resolved({}))
     check_skip(config.model, config.train.float8_skip)
-    found = studies(config, question.gpus, question.nodes, question.asked, sizes)
+    found = [
+        study(config, gpu, replace(question.asked, nodes=nodes), sizes)
+        for gpu, nodes in question.machines
+        if gpu
+    ]
     if found:
         first = found[0]
         config, ranks, horizon = first.config, first.choice.layout.data_ranks, first.horizon
@@ -390,17 +338,15 @@ def _answer(question: PlanRequest) -> PlanAnswer:
     else:
         refuse_open(config, "hardware to be planned on")
         ranks, horizon = _ranks(config, question), None
-    plan = forecast(config, ranks, sizes, horizon, question.optimizer)
-    rows: list[Row] = []
-    if question.what_if:
-        rows = what_if(question.resolved, question.what_if, question.machines, question.asked)
-    supply = plan_supply(config, plan.horizon, question.optimizer, question.fingerprint)
+    plan = forecast(config, ranks, sizes, horizon)
+    rows = what_if(question.resolved, question.what_if, question.machines, question.asked)
+    supply = plan_supply(config, plan.horizon, question.fingerprint)
     return PlanAnswer(config, plan, supply, tuple(found), tuple(rows))
 
 
 def _ranks(config: RunConfig, question: PlanRequest) -> int:
     nodes = question.nodes[0] if question.nodes else None
-    return counted_ranks(config.parallel, question.per_node, nodes)
+    return counted_ranks(config.parallel, question.asked.gpus, nodes)
 
 
 def answer(question: PlanRequest) -> Iterator[str]:
@@ -440,7 +386,7 @@ def answer_json(question: PlanRequest) -> dict[str, Any]:
     return {
         "schema": PLAN_SCHEMA,
         **found.forecast.to_json(),
-        "supply": found.supply.to_json(),
+        "supply": asdict(found.supply),
         "hardware": [one.to_json() for one in found.studies],
         "what_if": list(found.what_if),
     }
@@ -448,20 +394,12 @@ def answer_json(question: PlanRequest) -> dict[str, Any]:
 
 def decide(question: PlanRequest) -> tuple[RunConfig, list[str]]:
     """The config with every choice made, and what was worked out, as notes."""
-    config = question.resolved({})
-    if not question.gpus:
-        refuse_open(config, "hardware to be planned on")
-    if config.data.sources or question.gpus:
-        found = _answer(question)
-        if found.studies:
-            config = decided(config, found.studies[0])
-        horizon = found.forecast.horizon
-        reasons = [reason for one in found.studies for reason in one.choice.reasons]
-        reasons += [one.warnings[0] for one in found.studies if not one.fits]
-    else:
-        plan = forecast(config, _ranks(config, question))
-        horizon, reasons = plan.horizon, []
-    notes = list(reasons)
+    config, found = question.resolved({}), _answer(question)
+    if found.studies:
+        config = decided(config, found.studies[0])
+    horizon = found.forecast.horizon
+    notes = [reason for one in found.studies for reason in one.choice.reasons]
+    notes += [one.warnings[0] for one in found.studies if not one.fits]
     if horizon is not None:
         notes.append(
             f"horizon: {horizon.basis}: {horizon.steps:,} steps of"

@@ -1,19 +1,21 @@
 """Supply of tokens and disk: tokens there and needed, by source; shards; checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foundling.config.data import DataConfig, every_source, mixes_of
-from foundling.config.data_manifest import Manifest, ShardInfo, shard_problem
+from foundling.config.data_manifest import Manifest, shard_problem
 from foundling.config.errors import ConfigError, DataError, UserError
 from foundling.config.packing_spec import PackingSpec, packed_size
 from foundling.config.run import RunConfig
 from foundling.config.train import TrainConfig
 from foundling.plan.horizon import Horizon, Sizes, SourceSize
 from foundling.plan.memory import checkpoint_bytes
-from foundling.plan.workload import kind_of, sizes_of
+from foundling.plan.params import sizes_of
+from foundling.plan.workload import kind_of
+from foundling.runtime.console import table
 from foundling.runtime.run_dir import COUNTS
 
 # What saving costs: how long training stands still for a checkpoint, and how long it is written.
@@ -47,11 +49,9 @@ class Saving:
     """Between two saves."""
 
 
-def plan_saving(
-    config: RunConfig, *, ranks: int, nodes: int, step_s: float, optimizer: str = ""
-) -> Saving:
+def plan_saving(config: RunConfig, *, ranks: int, nodes: int, step_s: float) -> Saving:
     """What a save costs on so many ranks and nodes."""
-    whole = checkpoint_bytes(config.model, optimizer or kind_of(config.optim))
+    whole = checkpoint_bytes(config.model, kind_of(config.optim))
     stall = whole / ranks / COPY_RATE + (AGREE_S if ranks > 1 else 0.0)
     interval = config.checkpoint.every * step_s
     return Saving(
@@ -76,36 +76,22 @@ Fingerprint = Callable[[Path], str]
 """The fingerprint of a tokenizer's folder: given from above, because it is another room's."""
 
 
-def whole_shards(folder: str, manifest: Manifest) -> list[ShardInfo]:
-    """Training shards that are there at their full size."""
-    return [info for info in manifest.train if not shard_problem(Path(folder), info)]
-
-
 def data_problems(
     config: RunConfig, manifests: Mapping[str, Manifest], fingerprint: Fingerprint | None
 ) -> Iterator[UserError]:
-    """What train will say about the data, an error each."""
-    if not manifests:
-        return
-    yield from map(DataError, _unfinished(config, manifests))
-    yield from map(DataError, _shards(manifests))
-    yield from map(ConfigError, _tokenizer(config, manifests, fingerprint))
-
-
-def _unfinished(config: RunConfig, manifests: Mapping[str, Manifest]) -> Iterator[str]:
+    """What train will say about the data, an error each: of each source that is not whole the first
+    shard, and how many more."""
     for name, manifest in manifests.items():
         if not (manifest.complete or config.data.follow):
-            yield f"{name} is still being built; wait for its build, or set data.follow."
-
-
-def _shards(manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    """The first of each source that is not whole, and how many more."""
+            yield DataError(f"{name} is still being built; wait for its build, or set data.follow.")
     for name, manifest in manifests.items():
         problems = (shard_problem(Path(name), info) for info in (*manifest.train, *manifest.val))
         wrong = [sentence for sentence in problems if sentence]
         if wrong:
             more = f" ({len(wrong) - 1} more are not whole either)" if wrong[1:] else ""
-            yield wrong[0].removesuffix(".") + more + "."
+            yield DataError(wrong[0].removesuffix(".") + more + ".")
+    if manifests:
+        yield from map(ConfigError, _tokenizer(config, manifests, fingerprint))
 
 
 def _tokenizer(
@@ -117,7 +103,8 @@ def _tokenizer(
         yield f"{folder} is missing, the tokenizer of the data; copy it back or build again."
         return
     wanted = next(iter(manifests.values())).tokenizer
-    if fingerprint is not None and _bytes_in(folder) <= QUICK_BYTES:
+    files = folder.iterdir() if folder.is_dir() else [folder]
+    if fingerprint is not None and sum(file.stat().st_size for file in files) <= QUICK_BYTES:
         try:
             wanted = fingerprint(folder)
         except UserError as error:
@@ -129,11 +116,6 @@ def _tokenizer(
                 f"{name} was built with tokenizer {manifest.tokenizer[:12]} and {folder} is"
                 f" {wanted[:12]}; build it again or set data.tokenizer."
             )
-
-
-def _bytes_in(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
 
 
 # Text against appetite, and disk: tokens there and needed, epochs, shards, checkpoints to keep.
@@ -166,18 +148,14 @@ class Supply:
     disk_bytes: int
     """Data, the checkpoints that are kept and the one being written."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def plan_supply(
     config: RunConfig,
     horizon: Horizon | None,
-    optimizer: str = "",
     fingerprint: Fingerprint | None = None,
 ) -> Supply:
     """Read the manifests that are named, look for their shards, and add everything up."""
-    checkpoint = checkpoint_bytes(config.model, optimizer or kind_of(config.optim))
+    checkpoint = checkpoint_bytes(config.model, kind_of(config.optim))
     manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
     width = 2 if config.model.vocab_size <= 65536 else 4
     needed = horizon.tokens if horizon else None
@@ -209,7 +187,7 @@ def _sources(
     found = {}
     for name, manifest in manifests.items():
         listed = len(manifest.train)
-        whole = whole_shards(name, manifest)
+        whole = [info for info in manifest.train if not shard_problem(Path(name), info)]
         there = sum(info.tokens for info in whole)
         row: dict[str, float] = {"tokens": there, "shards": len(whole), "shards_listed": listed}
         if horizon is not None:
@@ -305,7 +283,6 @@ def check_enough_data(epochs: Mapping[str, float], allow_repeat: float) -> None:
 # both.
 TokensBySource = Mapping[str, float]
 _HEAD = ["stage", "source", "units", "tokens", "targets", "epochs", "of units", "of tokens"]
-_TEXT = 2  # columns of words; the others are numbers and stand to the right
 
 
 def with_shares(sources: Mapping[str, TokensBySource]) -> dict[str, dict[str, float]]:
@@ -333,34 +310,26 @@ def tokens_table(parts: Sequence[tuple[str, Mapping[str, TokensBySource]]]) -> l
     rows = [_HEAD]
     for stage, sources in parts:
         shared = with_shares(sources)
-        rows += [[stage, name, *_cells(shared[name])] for name in shared]
+        for name, counts in shared.items():
+            shares = [f"{counts['units_share']:.2%}", f"{counts['tokens_share']:.2%}"]
+            numbers = [*(f"{counts[field]:,}" for field in _HEAD[2:5]), f"{counts['epochs']:.3f}"]
+            rows.append([stage, name, *numbers, *shares])
     total = added_up([sources for _, sources in parts])
     rows.append(["total", "", *(f"{total[field]:,}" for field in _HEAD[2:5]), "", "", ""])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
-    return ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    words = zip(row[:_TEXT], widths[:_TEXT], strict=True)
-    numbers = zip(row[_TEXT:], widths[_TEXT:], strict=True)
-    return [cell.ljust(w) for cell, w in words] + [cell.rjust(w) for cell, w in numbers]
-
-
-def _cells(counts: TokensBySource) -> list[str]:
-    shares = [f"{counts['units_share']:.2%}", f"{counts['tokens_share']:.2%}"]
-    return [*(f"{counts[field]:,}" for field in _HEAD[2:5]), f"{counts['epochs']:.3f}", *shares]
+    return [line.rstrip() for line in table(rows)]
 
 
 def asked_for(data: DataConfig) -> list[str]:
     """The mixture as it was asked for, phase by phase."""
     return [
         f"asked for, by {data.weights_by}: {_weights(data.sources)}",
-        *(f"from {_when(p.at)} on: {_weights(p.sources)}" for p in data.phases if p.sources),
+        *(
+            f"from {f'{p.at:.0%} of the steps' if p.at < 1 else f'step {p.at:g}'} on:"
+            f" {_weights(p.sources)}"
+            for p in data.phases
+            if p.sources
+        ),
     ]
-
-
-def _when(at: float) -> str:
-    return f"{at:.0%} of the steps" if at < 1 else f"step {at:g}"
 
 
 def _weights(sources: Mapping[str, float]) -> str:

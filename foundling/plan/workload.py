@@ -5,19 +5,20 @@ a Work (its loss, its residual stream, its copies) and compared with what it pub
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from foundling.config.data import mixes_of
 from foundling.config.model import ModelConfig
-from foundling.config.optim import OptimConfig, block_for
+from foundling.config.optim import OptimConfig
 from foundling.config.run import SAMPLE_TOKENS, RunConfig
 from foundling.config.train import TrainConfig
 from foundling.plan.hardware import Gpu
 from foundling.plan.horizon import batch_tokens, micro_rows
 from foundling.plan.layout import MeshLayout
-from foundling.plan.params import parameter_shapes
+from foundling.plan.params import sizes_of
 
 ONE_GPU = MeshLayout()
+NAMED = {"auto": "", "torch": ""}
+"""Settings of an attention kernel that name none."""
 SMALL_MODEL = 100_000_000
 """Parameters below which update ratios, which cost a copy of all of them, are measured at every
 step."""
@@ -90,100 +91,18 @@ class Workload:
         return self.model.num_kv_heads != self.model.heads
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Parameters by what happens to them."""
-
-    blocks: int
-    """In matrices of the blocks: cast, multiplied, Muon's."""
-    tables: int
-    """Looked up: token, position and value embeddings (a tied one counts as the head)."""
-    head: int
-    vectors: int
-    """Norms, biases, scales."""
-    largest_block: int
-    embedding: int
-    """Of them, those that the optimizer's table calls embeddings: tables, and a tied one."""
-    covered: int
-    """In matrices whose moments can be kept in 8 bits."""
-    scales: int
-    """Blocks that these are cut into."""
-    embedding_scales: int
-    """Of them, the embeddings'."""
-
-    @property
-    def all(self) -> int:
-        return self.blocks + self.tables + self.head + self.vectors
-
-
-@lru_cache(maxsize=64)
-def sizes_of(model: ModelConfig) -> Sizes:
-    """Sort every parameter of the built model into what the plan needs to know about it."""
-    blocks = tables = head = vectors = embedding = covered = scales = embedding_scales = 0
-    by_layer: dict[str, int] = {}
-    for name, shape in parameter_shapes(model).items():
-        count = 1
-        for side in shape:
-            count *= side
-        in_block = name.startswith("layers.")
-        block = block_for(shape[1]) if len(shape) == 2 else 0
-        cuts = count // block if block else 0
-        covered += count if block else 0
-        scales += cuts
-        if len(shape) == 2 and not in_block and not name.startswith("head."):
-            embedding += count
-            embedding_scales += cuts
-        if len(shape) < 2:
-            vectors += count
-        elif is_product(name, shape, model):
-            if in_block:
-                blocks += count
-                layer = name.split(".")[1]
-                by_layer[layer] = by_layer.get(layer, 0) + count
-            else:
-                head += count
-        else:
-            tables += count
-    return Sizes(
-        blocks=blocks,
-        tables=tables,
-        head=head,
-        vectors=vectors,
-        largest_block=max(by_layer.values(), default=0),
-        embedding=embedding,
-        covered=covered,
-        scales=scales,
-        embedding_scales=embedding_scales,
-    )
-
-
-def is_product(name: str, shape: tuple[int, ...], model: ModelConfig) -> bool:
-    """Whether activations are multiplied with a parameter, and not rows of it looked up."""
-    if len(shape) != 2:
-        return False
-    if name.startswith("embed."):
-        return model.tie_embeddings
-    if name.startswith("layers."):
-        return shape[0] != model.vocab_size or model.vocab_size == 0
-    return name.startswith("head.")
-
-
 def kind_of(optim: OptimConfig) -> str:
     """The optimizer as the plan names it (memory.py)."""
     return f"{optim.name}-wide" if optim.wide_embedding else optim.name
 
 
-def works_of(
-    config: RunConfig, layout: MeshLayout, gpu: Gpu, optimizer: str = ""
-) -> tuple[Workload, ...]:
+def works_of(config: RunConfig, layout: MeshLayout, gpu: Gpu) -> tuple[Workload, ...]:
     """The micro-step of each phase."""
     count = 1 + len(config.data.phases)
-    return tuple(work_of(config, layout, gpu, optimizer, phase) for phase in range(count))
+    return tuple(work_of(config, layout, gpu, phase) for phase in range(count))
 
 
-def work_of(
-    config: RunConfig, layout: MeshLayout, gpu: Gpu, optimizer: str = "", phase: int = 0
-) -> Workload:
+def work_of(config: RunConfig, layout: MeshLayout, gpu: Gpu, phase: int = 0) -> Workload:
     """The micro-step that a phase of a config asks for on such a GPU."""
     train = config.train
     _, spec = mixes_of(config.data, train.seq_len)[phase]
@@ -207,21 +126,17 @@ def work_of(
         compile=compile_on(train, layout.tensor, on_cuda=gpu.name != "cpu") != "off",
         loss="fused" if train.kernels.loss == "auto" else train.kernels.loss,
         recompute=config.parallel.recompute,
-        optimizer=optimizer or kind_of(config.optim),
+        optimizer=kind_of(config.optim),
         layout=layout,
         document_mask=config.data.document_mask,
         measures_update=params < SMALL_MODEL or config.log.every == 1,
         evaluates=config.eval.every > 0,
         asks=bool(config.eval.tasks),
         sampled=_sampled(config),
-        kernel=_named(train.kernels.attention),
-        masked_kernel=_named(train.kernels.attention_masked),
+        kernel=NAMED.get(train.kernels.attention, train.kernels.attention),
+        masked_kernel=NAMED.get(train.kernels.attention_masked, train.kernels.attention_masked),
         stream_bytes=4 if dtype_on(train.dtype, gpu) in ("fp32", "tf32") else 2,
     )
-
-
-def _named(kernel: str) -> str:
-    return "" if kernel in ("auto", "torch") else kernel
 
 
 def _sampled(config: RunConfig) -> int:

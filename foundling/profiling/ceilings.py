@@ -62,7 +62,7 @@ def measure_ceilings(device: torch.device, *, quick: bool = False) -> Ceilings:
         torch=torch.__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         threads=torch.get_num_threads(),
-        memory_bytes=_memory_bytes(device),
+        memory_bytes=memory_bytes(device),
         matmul=tuple(_matmul(device, d, s, seconds) for d in dtypes for s in matmuls),
         attention=tuple(_attention(device, d, s, seconds) for d in dtypes for s in attentions),
         loss=tuple(_loss(device, d, s, seconds) for d in dtypes for s in losses),
@@ -72,14 +72,6 @@ def measure_ceilings(device: torch.device, *, quick: bool = False) -> Ceilings:
         launch_s=_launch(device),
         blocks=_blocks(device) if cuda else {},
         context_bytes=_context_bytes(device),
-        # c10/cuda/CUDACachingAllocator: kMinBlockSize, kSmallBuffer, kLargeBuffer
-        allocator={
-            "block_bytes": 512,
-            "small_segment_bytes": 2 << 20,
-            "large_segment_bytes": 20 << 20,
-        }
-        if cuda
-        else {},
     )
     if cuda:
         torch.cuda.empty_cache()  # what follows should not find the pool full of our segments
@@ -233,7 +225,8 @@ def _two_passes(model: Transformer, tokens: Tensor) -> tuple[float, float]:
     return turned - started, time.perf_counter() - turned
 
 
-def _memory_bytes(device: torch.device) -> int:
+def memory_bytes(device: torch.device) -> int:
+    """All of the device's, or of the host's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

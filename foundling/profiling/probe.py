@@ -1,53 +1,40 @@
-"""A few real steps of a config on this device: seconds by part, memory at each moment."""
+"""A few real steps of a config on this device: seconds by part, memory at each moment.
+
+The steps are the trainer's own on random tokens, with update ratios on the logging clock, so that
+nothing but a config is needed. `ceilings.py` measures what the device could do.
+"""
 
 import contextlib
-import os
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, record_function
-from torch.profiler import profile as profiler
 from torch.utils._python_dispatch import TorchDispatchMode  # its documented home
 
-from foundling.config.errors import ConfigError, RunError
 from foundling.config.run import RunConfig
-from foundling.model.transformer import Transformer
-from foundling.optim.gradients import UpdateRatio, clip_
-from foundling.optim.optimizer import set_lr
-from foundling.parallel.mesh import ALONE
 from foundling.plan.horizon import batch_tokens
 from foundling.plan.workload import SMALL_MODEL
-from foundling.profiling.trace import RANGE, after_hidden, fill_up, split
+from foundling.profiling.step_runner import StepRunner, Tell, random_rows, tell_chosen
+from foundling.profiling.trace import taken_apart, watched
 from foundling.runtime.device import (
-    DeviceChoice,
     device_name,
+    free_cached_memory,
     prepare_device,
     reset_peak_memory,
-    synchronise,
 )
-from foundling.train.autotune.present_machine import autotune, report_choices
-from foundling.train.oom import too_large_sentence
-from foundling.train.state import TrainState, autocast, make_state
+from foundling.train.oom import refuse_on_oom
+from foundling.train.state import TrainState
 
-# The steps are the trainer's (module, autocast, clipping, optimizer, update ratios on the logging
-# clock) on random tokens, so that nothing but a config is needed. Three passes, because a profiler
-# slows the clock and a memory count slows both: timed, weighed, profiled. `ceilings.py` measures
-# what the device could do.
-
-
-Moment = Literal["build", "forward", "backward", "step"]
-Mark = Callable[[Moment], None]
-Tell = Callable[[str], None]
 TIMED, WARM_UP = 5, 2
-STEPS_TAKEN = WARM_UP + TIMED + 2
-"""Warmed up, timed, weighed, profiled."""
+STEPS_TAKEN = WARM_UP + TIMED + 3
+"""Warmed up, timed, weighed, and two of which the second is profiled."""
 MICRO_STEPS = 2
 """Micro-steps that a probe takes at most: the second finds gradients, as all later ones do."""
+MOMENTS = {"begin": "", "loss": "forward", "clipped": "backward"}
+"""The moments of a step that are weighed, and what a probe calls them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,163 +97,71 @@ def probe(
     tell: Tell = lambda _: None,
 ) -> Probe:
     """Take a few steps of `config` here, alone, and say what they cost; `tell` gets progress."""
-    if config.model.vocab_size < 1:
-        raise ConfigError("model.vocab_size is 0 and a probe has no tokenizer to ask; give it.")
     choice = prepare_device(config.train)
-    # What a run leaves to the device is chosen here too, or the steps would not be the trainer's.
-    config, choices = autotune(config, choice)
-    report_choices(choices, lambda _: None)
-    try:
-        return _ProbeRun(config, choice, tell).run(steps, warmup)
-    except torch.OutOfMemoryError as error:
-        raise RunError(f"{too_large_sentence(config.train)}.") from error
-    finally:
-        if choice.device.type == "cuda":
-            torch.cuda.empty_cache()
+    with refuse_on_oom(config.train):
+        # What a run leaves to the device is chosen here too, or the steps would not be the
+        # trainer's.
+        runner = StepRunner(config, choice)
+        tell_chosen(runner.chosen, lambda _: None)
+        found = _taken(runner, steps, warmup, tell)
+    del runner
+    free_cached_memory()
+    return found
 
 
-class _ProbeRun:
-    """One config set up for probing."""
+def _taken(runner: StepRunner, steps: int, warmup: int, tell: Tell) -> Probe:
+    """Three passes, because a profiler slows the clock and a memory count slows both: timed,
+    weighed, profiled."""
+    config, state, rows = runner.config, runner.state, random_rows(runner.config)
+    size = config.train.batch_size
+    with memory_meter(state) as read:
+        memory = {"build": read()}
+    planned = max(1, -(-batch_tokens(config, 1) // (size * config.train.seq_len)))
+    micro_steps = min(planned, MICRO_STEPS)
+    count = sum(param.numel() for _, param in state.params())
+    measure = count < SMALL_MODEL or config.log.every == 1
+    times = []
+    for number in range(1, warmup + steps + 1):
+        timed = runner.timed(rows, 1, size=size, micro_steps=micro_steps, warmup=0, measure=measure)
+        times.append(timed.seconds)
+        tell(f"step {number} of {warmup + steps} took {times[-1]:.3g} s")
+    step_s = sorted(times[warmup:])[steps // 2]
+    tell("three more, to weigh and to profile")
+    batches = runner.batches(rows, 0, size, micro_steps)
 
-    def __init__(
-        self, config: RunConfig, choice: DeviceChoice, tell: Tell = lambda _: None
-    ) -> None:
-        self.config, self.tell = config, tell
-        self.cuda = choice.device.type == "cuda"
-        self.state = _fresh_state(config, choice)
-        with memory_meter(self.state) as read:
-            self.built = read()
-        at_a_time = config.train.batch_size * config.train.seq_len
-        self.planned = max(1, -(-batch_tokens(config, 1) // at_a_time))
-        self.micro_steps = min(self.planned, MICRO_STEPS)
-        count = sum(param.numel() for _, param in self.state.params())
-        self.measures_update = count < SMALL_MODEL or config.log.every == 1
+    def take() -> None:
+        runner.step(batches, runner.timed_lr, measure=measure)
 
-    def run(self, steps: int, warmup: int) -> Probe:
-        count = warmup + steps
-        times = []
-        for number in range(1, count + 1):
-            times.append(self._timed())
-            self.tell(f"step {number} of {count} took {times[-1]:.3g} s")
-        first, timed = times[0], sorted(times[warmup:])
-        step_s = timed[len(timed) // 2]
-        self.tell("two more, to weigh and to profile")
-        memory = self._memory()
-        train = self.config.train
-        return Probe(
-            device=device_name(self.state.device),
-            dtype="bf16" if self.state.dtype == torch.bfloat16 else "fp32",
-            torch=torch.__version__,
-            rows=train.batch_size,
-            seq_len=train.seq_len,
-            micro_steps=self.micro_steps,
-            planned_micro_steps=self.planned,
-            measures_update=self.measures_update,
-            steps=steps,
-            first_step_s=first,
-            step_s=step_s,
-            parts=self._parts(step_s),
-            memory=memory,
-            memory_definition="CUDA's caching allocator" if self.cuda else "live tensors",
-        )
+    with memory_meter(state) as read:
 
-    def _timed(self) -> float:
-        synchronise(self.state.device)
-        started = time.perf_counter()
-        self._step()
-        synchronise(self.state.device)
-        return time.perf_counter() - started
+        def seen(moment: str) -> None:
+            if moment in MOMENTS:
+                found = read()  # peaks from here on
+                if name := MOMENTS[moment]:
+                    memory[name] = found
 
-    def _step(self, mark: Mark = lambda _: None) -> None:
-        """One step as train/step.py takes it, with marks at its moments."""
-        state, train = self.state, self.config.train
-        targets = self.micro_steps * train.batch_size * train.seq_len
-        total = torch.zeros((), device=state.device)
-        for _ in range(self.micro_steps):
-            with record_function(RANGE + "data"):
-                batch = self._draw()
-            with autocast(state):
-                loss_sum, _count = self._loss(*batch)
-                mark("forward")
-                (loss_sum / targets).backward()  # type: ignore[no-untyped-call]
-            mark("backward")
-            total += loss_sum.detach()
-        with record_function(RANGE + "optimizer"):
-            float(total), float(clip_([p for _, p in state.params()], self.config.optim.clip))
-            ratio = UpdateRatio(state.optimizer) if self.measures_update else None
-            set_lr(state.optimizer, 0.0)  # random tokens must not lead the weights astray
-            state.optimizer.step()
-            state.optimizer.zero_grad(set_to_none=True)
-            if ratio is not None:
-                ratio.read()
-            del ratio  # as at the end of the trainer's step
-        mark("step")
-
-    def _draw(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        train, device = self.config.train, self.state.device
-        shape = (train.batch_size, train.seq_len + 1)
-        tokens = torch.randint(self.config.model.vocab_size, shape).to(device, non_blocking=True)
-        documents = None
-        if self.config.data.document_mask:
-            quarters = torch.arange(train.seq_len, device=device) * 4 // train.seq_len
-            documents = quarters.expand(train.batch_size, -1)
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), documents
-
-    def _loss(self, *batch: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The module's loss, with a range from the final norm's end to the loss's: head and all."""
-        with contextlib.ExitStack() as stack:
-
-            def begin() -> None:
-                stack.enter_context(record_function(RANGE + "loss"))
-
-            stack.enter_context(after_hidden(self.state.model, begin))
-            result: tuple[Tensor, Tensor] = self.state.module(*batch)
-        return result
-
-    def _memory(self) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = {"build": self.built}
-        with memory_meter(self.state) as read:
-            read()  # peaks from here on
-
-            def mark(moment: Moment) -> None:
-                found[moment] = read()
-
-            self._step(mark)
-        return found
-
-    def _parts(self, step_s: float) -> dict[str, float]:
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.cuda
-        with silent_stderr(), profiler(activities=activities) as trace:
-            profiled_s = self._timed()
-        parts = split(trace.events() or [], cuda=self.cuda)
-        return fill_up(parts, step_s if self.cuda else profiled_s, step_s)
-
-
-@contextlib.contextmanager
-def silent_stderr() -> Iterator[None]:
-    """Kineto greets on the C level when it starts and stops, and no setting keeps it from it."""
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def _fresh_state(config: RunConfig, choice: DeviceChoice) -> TrainState:
-    """Random weights drawn on the device: for a probe only their spread matters, and the trainer's
-    own way (each parameter from its own generator on the CPU) takes long for a large model."""
-    with torch.device(choice.device):
-        model = Transformer(config.model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.02)
-            else:
-                parameter.fill_(1.0)
-    return make_state(model, config.train, config.optim, config.parallel, ALONE, choice)
+        with watched(state, seen):
+            take()
+        memory["step"] = read()
+    parts, _ = taken_apart(state, [take], step_s)
+    return Probe(
+        device=device_name(state.device),
+        dtype="bf16" if state.dtype == torch.bfloat16 else "fp32",
+        torch=torch.__version__,
+        rows=size,
+        seq_len=config.train.seq_len,
+        micro_steps=micro_steps,
+        planned_micro_steps=planned,
+        measures_update=measure,
+        steps=steps,
+        first_step_s=times[0],
+        step_s=step_s,
+        parts=parts,
+        memory=memory,
+        memory_definition="CUDA's caching allocator"
+        if state.device.type == "cuda"
+        else "live tensors",
+    )
 
 
 @contextlib.contextmanager
@@ -287,7 +182,7 @@ def memory_meter(state: TrainState) -> Iterator[Callable[[], dict[str, int]]]:
 
         def read() -> dict[str, int]:
             found = {"allocated": live.now, "reserved": live.now, "peak": live.peak}
-            live.reset_peak()
+            live.forget_peak()
             return found
 
         yield read
@@ -321,7 +216,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             self._meet(tensor)
 
-    def reset_peak(self) -> None:
+    def reset_peak_memory(self) -> None:
         """Start a new peak."""
         self.peak = self.now
 

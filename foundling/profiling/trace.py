@@ -1,18 +1,24 @@
 """Where a step's time went: torch's profiler, each piece of work put into one named part.
 
-Work is put where it was asked for: the loss, the optimizer and the data by ranges that the probe
-opens around them (a backward node belongs to the loss when the operation that made it did); all
+Work is put where it was asked for: the loss and the optimizer by ranges that are opened around
+them (a backward node belongs to the loss when the operation that made it did); all
 else by the name of the kernel or operator. So the head's products count as loss, fused or plain.
 """
 
 import contextlib
+import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from foundling.model.transformer import Transformer
+from foundling.runtime.device import synchronise
+from foundling.train import step
+from foundling.train.state import TrainState
 
 PARTS = ("matrix", "attention", "loss", "elementwise", "optimizer", "data", "other")
 RANGE = "part of a step: "
@@ -47,23 +53,105 @@ _ANNOTATION = re.compile(
 
 
 @contextlib.contextmanager
-def after_hidden(model: Transformer, begin: Callable[[], object]) -> Iterator[None]:
-    """Call `begin` whenever the final norm is done, where the loss's range starts. Not a hook of
-    the norm's: it would be compiled with it."""
-    hidden, patched = model.hidden, vars(model).get("hidden")
+def watched(state: TrainState, seen: Callable[[str], object]) -> Iterator[None]:
+    """Call `seen` with the name of each moment of a step as it passes: begin (of a micro-step),
+    hidden (the final norm is done), loss, clip, clipped, update, updated.
+
+    Not a hook of the norm's, which would be compiled with it; and clipping is no module.
+    """
+    model, room = state.model, cast("Any", step)
+    hidden, patched, clip = model.hidden, vars(model).get("hidden"), room.clip_
 
     def noted(*args: Any, **kwargs: Any) -> Tensor:
         states = hidden(*args, **kwargs)
-        begin()
+        seen("hidden")
         return states
 
+    def clipped(*given: Any) -> Tensor:
+        seen("clip")
+        norm: Tensor = clip(*given)
+        seen("clipped")
+        return norm
+
+    def at(moment: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            seen(moment)
+
+        return hook
+
+    handles = [
+        state.module.register_forward_pre_hook(at("begin")),
+        state.module.register_forward_hook(at("loss")),
+        state.optimizer.register_step_pre_hook(at("update")),
+        state.optimizer.register_step_post_hook(at("updated")),
+    ]
     model.hidden = noted  # type: ignore[method-assign]
+    room.clip_ = clipped
     try:
         yield
     finally:
+        room.clip_ = clip
         del model.hidden  # the class has its own
         if patched is not None:
             model.hidden = patched  # type: ignore[method-assign]
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def ranges(state: TrainState) -> Iterator[None]:
+    """Name the loss (from the final norm's end to the loss's), clipping and the update in the
+    trace."""
+    with contextlib.ExitStack() as stack:
+
+        def seen(moment: str) -> None:
+            stack.close()
+            if part := {"hidden": "loss", "clip": "optimizer", "update": "optimizer"}.get(moment):
+                stack.enter_context(record_function(RANGE + part))
+
+        with watched(state, seen):
+            yield
+
+
+def taken_apart(
+    state: TrainState,
+    work: Sequence[Callable[[], object]],
+    step_s: float,
+    file: Path | None = None,
+) -> tuple[dict[str, float], Sequence[Any]]:
+    """Seconds by part of a step that takes `step_s` seconds, and the profiler's events; `work` are
+    the steps that are profiled, after one more of the first; `file` is written for chrome://tracing
+    or perfetto."""
+    cuda = state.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
+    with ranges(state), silent_stderr():
+        work[0]()  # the ranges' own first time
+        synchronise(state.device)
+        with profile(activities=activities) as found:
+            began = time.perf_counter()
+            for take in work:
+                take()
+            synchronise(state.device)
+            profiled_s = (time.perf_counter() - began) / len(work)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            found.export_chrome_trace(str(file))
+    events: Sequence[Any] = found.events() or []
+    parts = {part: seconds / len(work) for part, seconds in split(events, cuda=cuda).items()}
+    return fill_up(parts, step_s if cuda else profiled_s, step_s), events
+
+
+@contextlib.contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Kineto greets on the C level when it starts and stops, and no setting keeps it from it."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def split(events: Sequence[Any], *, cuda: bool) -> dict[str, float]:
@@ -87,7 +175,7 @@ def pieces(events: Sequence[Any], *, cuda: bool) -> Iterator[tuple[str, str, flo
                 if not _ANNOTATION.match(kernel.name):
                     part = _part(event, of_loss, kernel.name)
                     yield part, kernel.name, kernel.duration / 1e6
-        elif event.name.startswith(_OPERATORS) or _range(event):
+        elif event.name.startswith(_OPERATORS) or _ranges(event):
             yield _part(event, of_loss), event.name, event.self_cpu_time_total / 1e6
 
 
@@ -145,7 +233,3 @@ def _ranges(event: Any) -> list[str]:
         for parent in _lineage(event)
         if parent.name.startswith(RANGE)
     ]
-
-
-def _range(event: Any) -> bool:
-    return bool(_ranges(event))

@@ -152,7 +152,7 @@ FAULTS = (
     Fault(
         "a trial step's first loss may be anything",
         "room train",
-        "foundling/profiling/dry_run.py",
+        "foundling/profiling/step_runner.py",
         "    if not in_parts:\n        init_weights(model, config.train.seed)",
         "    if not in_parts:\n        init_weights(model, config.train.seed)\n"
         "        model.embed.weight.data.normal_()",

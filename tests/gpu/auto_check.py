@@ -73,22 +73,23 @@ class Bench:
 
     def __init__(self, target: str, settings: dict[str, str], policy: str) -> None:
         from foundling.config.load import load_config
-        from foundling.profiling.probe import _ProbeRun
+        from foundling.profiling.step_runner import StepRunner
         from foundling.runtime.device import choose_device
 
         own = {"train.batch-size": "1", "parallel.recompute": policy}
         config = load_config(target, {**FIXED, **settings, **own})
-        self.bench = _ProbeRun(config, choose_device(config.train.device, config.train.dtype))
+        self.bench = StepRunner(config, choose_device(config.train.device, config.train.dtype))
 
     def rate(self, batch: int) -> float | None:
         """Positions a second of a step of one micro-batch; None where it does not fit."""
         import torch
 
+        from foundling.profiling.step_runner import random_rows
+
         bench = self.bench
-        bench.config = bench.config.replace(train={"batch_size": batch})
         try:
-            bench._timed()
-            best = min(bench._timed() for _ in range(2))
+            rows = random_rows(bench.config)
+            best = min(bench.timed(rows, 2, size=batch, warmup=1).step_s)
         except torch.OutOfMemoryError:
             return None
         finally:

@@ -28,10 +28,10 @@ HALF, STEPS = 6, 12
 CAPPED = """
 import sys
 gigabytes = float(sys.argv.pop(1))
-from foundling.bench.step_runner import cap_memory
+from foundling.bench.batch_size import cap_memory
 from foundling.runtime.device import choose_device
 if gigabytes:
-    cap_memory(choose_device("cuda", "auto").device, gigabytes)
+    cap_memory(choose("cuda", "auto").device, gigabytes)
 from foundling.cli.main import main
 sys.exit(main())
 """

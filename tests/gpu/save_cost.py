@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from foundling.checkpoint.manager import CheckpointManager
 from foundling.config.load import load_config
 from foundling.config.run import CheckpointConfig
-from foundling.profiling.probe import _ProbeRun
+from foundling.profiling.step_runner import StepRunner, random_rows
 from foundling.runtime.device import choose_device
 from foundling.runtime.dist import World
 
@@ -49,9 +49,13 @@ SMALL = {
 def measure(every: int, rounds: int, rehearsal: bool, home: Path) -> dict[str, Any]:
     """Rounds in turn; means over them."""
     config = load_config("llama-1.24b", {**SETTINGS, **(SMALL if rehearsal else {})})
-    bench = _ProbeRun(config, choose_device(config.train.device, config.train.dtype))
-    for _ in range(5):
-        bench._timed()
+    bench = StepRunner(config, choose_device(config.train.device, config.train.dtype))
+    rows, size = random_rows(bench.config), config.train.batch_size
+
+    def timed(count: int) -> list[float]:
+        return bench.timed(rows, count, size=size, warmup=0).step_s
+
+    timed(5)
     plain, saved, results = [], [], []
     with CheckpointManager(
         home / "run" / "checkpoints", CheckpointConfig(keep=1), World()
@@ -60,9 +64,9 @@ def measure(every: int, rounds: int, rehearsal: bool, home: Path) -> dict[str, A
         saver.prepare(bench.state.tensors())
         prepare_s = time.perf_counter() - began
         for number in range(rounds):
-            plain.append([bench._timed() for _ in range(every)])
+            plain.append(timed(every))
             stall = saver.save(number + 1, bench.state.tensors(), {"step": number + 1})
-            times = [bench._timed() for _ in range(every)]
+            times = timed(every)
             saved.append([stall + times[0], *times[1:]])
             saver._wait()
             results += saver.poll()

@@ -17,14 +17,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from foundling.bench.bench_rows import RandomRows
-from foundling.bench.step_runner import StepRunner, cap_memory, free
+from foundling.bench.batch_size import cap_memory
 from foundling.bench.train import BenchOptions, bench_train
 from foundling.config.data import packing_spec_of
 from foundling.config.errors import UserError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
-from foundling.runtime.device import choose_device, device_name
+from foundling.profiling.step_runner import RandomRows, StepRunner
+from foundling.runtime.device import choose_device, device_name, free_cached_memory
 
 CASES = {"qwen2-0.5b-gpt2-24gb": 24.0, "tinygpt-524m-16gb": 16.0, "llama-1.24b-24gb": 24.0}
 """GB of each card."""
@@ -103,7 +103,7 @@ def buckets(config: RunConfig, cap: float, *, tiny: bool) -> dict[str, Any]:
             "reserved": timed.reserved,
         }
     del runner
-    free(choice.device)
+    free_cached_memory()
     return found
 
 
@@ -123,7 +123,7 @@ def main() -> int:
                 report["cases"][preset] = measure(preset, gigabytes, tiny=options.rehearse)
             except (UserError, torch.OutOfMemoryError) as error:
                 report["cases"][preset] = {"fits": False, "problems": [str(error)]}
-            free(device)
+            free_cached_memory()
             options.out.write_text(json.dumps(report, indent=1) + "\n")
             print(json.dumps(report["cases"][preset]), flush=True)
     failed = [n for n, one in report["cases"].items() if one["problems"] or not one["fits"]]

@@ -19,7 +19,8 @@ from foundling.model.transformer import Transformer
 from foundling.optim.muon import _orthogonalise, orthogonalise
 from foundling.optim.optimizer import build_optimizer, ensure_state, saved_state
 from foundling.plan.memory import optimizer_bytes
-from foundling.plan.workload import kind_of, sizes_of
+from foundling.plan.params import sizes_of
+from foundling.plan.workload import kind_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,11 +1,13 @@
 """On a GPU: recompute saves what it promises, and the probe's parts and bytes hold together."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
-from foundling.plan.hardware import Ceilings
+from foundling.plan.hardware import load_ceilings, save_ceilings
 from foundling.profiling.ceilings import measure_ceilings
 from foundling.profiling.probe import probe
 from foundling.profiling.trace import PARTS
@@ -47,8 +49,9 @@ def test_recompute_saves_memory(compiled: str) -> None:
     assert peaks["none"] > peaks["per-op"] > peaks["all"]
 
 
-def test_ceilings_come_back_from_json() -> None:
+def test_ceilings_come_back_from_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
     found = measure_ceilings(torch.device("cuda"), quick=True)
-    assert Ceilings.from_json(found.to_json()) == found
+    assert load_ceilings(save_ceilings(found)) == found
     assert found.matmul_peak("bf16") > found.matmul_peak("fp32") > 1e12
     assert found.context_bytes > 0

@@ -92,7 +92,7 @@ def test_the_example_of_the_guide_runs(
             "load_config",
         ),
         (lambda: foundling.plan("hamlet", price=3), ConfigError, "--gpu"),
-        (lambda: foundling.plan("hamlet", optimizer="sgd"), ConfigError, "sgd"),
+        (lambda: foundling.plan("hamlet", optim={"name": "sgd"}), ConfigError, "sgd"),
         (lambda: foundling.evaluate("nowhere", "cor"), UserError, "did you mean core"),
         (lambda: foundling.evaluate("nowhere", "bpb"), UserError, "nowhere"),
         (lambda: foundling.build_data("hamlet", "x", "nowhere"), ConfigError, "--tokens"),

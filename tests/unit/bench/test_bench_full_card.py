@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from foundling.bench import train
-from foundling.bench.bench_rows import RandomRows
-from foundling.bench.step_runner import StepRunner
 from foundling.bench.train import BenchOptions, bench_train
 from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
+from foundling.profiling.step_runner import RandomRows, StepRunner
 from foundling.runtime.device import choose_device
 
 SEARCH = BenchOptions(best=True, steps=1, check_steps=0)

@@ -17,9 +17,7 @@ from foundling.bench.kernels import (
     bench_loss,
     bench_optimizer,
     best_attention,
-    describe_attention,
-    describe_loss,
-    describe_optimizer,
+    describe_kernels,
 )
 from foundling.bench.profile import (
     bench_memory,
@@ -32,8 +30,7 @@ from foundling.config.errors import RunError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
 from foundling.model.kernels.attention_backends import KERNELS, MaskSpec, Sdpa
-from foundling.plan.params import count_params, flops_per_token
-from foundling.plan.workload import sizes_of
+from foundling.plan.params import count_params, flops_per_token, sizes_of
 from foundling.profiling.trace import RANGE
 from foundling.runtime import device
 from foundling.runtime.device import DeviceChoice, choose_device
@@ -100,16 +97,17 @@ def test_every_kernel_is_held_to_float64(small: RunConfig, monkeypatch: pytest.M
     }
     monkeypatch.setattr(kernels_module, "_kernels", lambda _: kernels)
     rows = list(bench_attention(small, seconds=QUICK))
-    found = {(row.mask, row.kernel): row for row in rows}
-    assert {mask for mask, _ in found} == {"causal", "documents", "window 8"}
-    for mask in ("causal", "documents", "window 8"):
-        assert 0 < found[mask, "math"].error < 1e-5
-        assert found[mask, "math"].flops_per_s > 0
-        assert found[mask, "wrong"].error > 5e-3
-        assert found[mask, "absent"].refusal == "No available kernel."
-    assert found["causal", "unwilling"].error < 1e-5
-    assert found["documents", "unwilling"].refusal == "takes no mask"
-    text = "\n".join(describe_attention(rows, small))
+    found = {row.name: row for row in rows}
+    masks = ("causal", "documents", "window 8")
+    assert set(found) == {f"{mask}, {kernel}" for mask in masks for kernel in kernels}
+    for mask in masks:
+        assert 0 < found[f"{mask}, math"].figures["error"] < 1e-5
+        assert found[f"{mask}, math"].figures["flops_per_s"] > 0
+        assert found[f"{mask}, wrong"].figures["error"] > 5e-3
+        assert found[f"{mask}, absent"].refusal == "No available kernel."
+    assert found["causal, unwilling"].figures["error"] < 1e-5
+    assert found["documents, unwilling"].refusal == "takes no mask"
+    text = "\n".join(describe_kernels("attention", rows, small))
     assert "documents, absent: No available kernel." in text
     assert best_attention(small, choose_device("cpu", "fp32"), QUICK) > 0
 
@@ -136,14 +134,14 @@ def test_every_loss_is_right(small: RunConfig, softcap: float, z_loss: float) ->
     rows = {row.name: row for row in bench_loss(config, seconds=QUICK)}
     assert rows.keys() == {"plain", "fused", "torch", "liger"}
     for name in ("plain", "fused"):
-        assert rows[name].seconds > 0
-        assert rows[name].loss_error < 1e-6
-        assert rows[name].grad_error < 1e-5
+        assert rows[name].figures["seconds"] > 0
+        assert rows[name].figures["loss_error"] < 1e-6
+        assert rows[name].figures["grad_error"] < 1e-5
     if not rows["torch"].refusal:
-        assert rows["torch"].grad_error < 1e-5
+        assert rows["torch"].figures["grad_error"] < 1e-5
     elif softcap:
         assert "softcap" in rows["torch"].refusal or "no F.linear" in rows["torch"].refusal
-    assert "gradient error" in "\n".join(describe_loss(list(rows.values()), config))
+    assert "gradient error" in "\n".join(describe_kernels("loss", list(rows.values()), config))
 
 
 def test_a_loss_in_float8_is_measured_in_float8(small: RunConfig) -> None:
@@ -151,7 +149,7 @@ def test_a_loss_in_float8_is_measured_in_float8(small: RunConfig) -> None:
     for changes in ({}, {"float8": "rowwise", "float8_skip": ()}):
         config = small.replace(train=changes)  # type: ignore[arg-type]
         (row,) = bench_loss(config, only=("fused",), seconds=QUICK)
-        found.append(row.grad_error)
+        found.append(row.figures["grad_error"])
     assert found[0] < 1e-4 < found[1] < 0.3
 
 
@@ -161,19 +159,19 @@ def test_a_loss_that_is_wrong_shows(small: RunConfig, monkeypatch: pytest.Monkey
         "foundling.bench.kernels.losses", lambda *_: {"wrong": lambda *given: right(*given) * 1.1}
     )
     (row,) = bench_loss(small, seconds=QUICK)
-    assert row.loss_error == pytest.approx(0.1, rel=1e-3)
-    assert row.grad_error == pytest.approx(0.1, rel=1e-3)
+    assert row.figures["loss_error"] == pytest.approx(0.1, rel=1e-3)
+    assert row.figures["grad_error"] == pytest.approx(0.1, rel=1e-3)
 
 
 def test_optimizers_by_time_and_state(small: RunConfig) -> None:
     rows = list(bench_optimizer(small, only=("loop", "fused"), seconds=QUICK))
     assert [row.name for row in rows] == ["adamw loop", "adamw fused"]
     for row in rows:
-        assert row.seconds > 0
-        assert row.state_per_param == pytest.approx(8, rel=0.01)
+        assert row.figures["seconds"] > 0
+        assert row.figures["state_per_param"] == pytest.approx(8, rel=0.01)
     everything = list(bench_optimizer(small, seconds=QUICK))
     assert any(row.name.startswith("optim.name") and not row.refusal for row in everything)
-    assert "bytes a parameter" in "\n".join(describe_optimizer(everything, small))
+    assert "bytes a parameter" in "\n".join(describe_kernels("optimizer", everything, small))
 
 
 def test_memory_grows_layer_by_layer_and_goes_back(small: RunConfig) -> None:
@@ -239,7 +237,7 @@ def test_a_bench_that_runs_out_of_memory_names_its_snapshot(
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
     monkeypatch.setattr(f"{bench.__module__}.StepRunner", too_much)
     given = [tmp_path / "trace.json"] if bench is bench_profile else []
-    with pytest.raises(RunError, match=r"give a smaller --batch.*oom-rank0\.pickle"):
+    with pytest.raises(RunError, match=r"lower train\.batch_size.*oom-rank0\.pickle"):
         bench(small, *given)
 
 

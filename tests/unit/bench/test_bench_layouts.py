@@ -98,7 +98,7 @@ def test_layouts_that_do_not_compute_the_same_are_not_believed() -> None:
 
 def test_mistakes_are_named(tiny: RunConfig) -> None:
     assert chosen([]) == LAYOUTS
-    with pytest.raises(ConfigError, match="--layouts zero is unknown"):
+    with pytest.raises(ConfigError, match="--layouts zero is unknown here; there are ddp, fsdp1"):
         chosen(["ddp", "zero"])
     assert "even number" in obstacle("hsdp", 5)
     left = tiny.replace(train={"batch_size": 0})

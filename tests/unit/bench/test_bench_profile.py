@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from foundling.bench import profile
-from foundling.bench.bench_rows import document_numbers
 from foundling.bench.profile import (
     StepPart,
     bench_profile,
@@ -22,6 +21,7 @@ from foundling.config.run import RunConfig
 from foundling.plan.hardware import Ceilings, MatmulRate
 from foundling.plan.params import count_params
 from foundling.profiling.ceilings import measure_ceilings
+from foundling.profiling.step_runner import document_numbers
 from foundling.runtime import device
 from foundling.runtime.device import DeviceChoice, choose_device
 from foundling.train import step

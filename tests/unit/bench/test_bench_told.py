@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from foundling.bench import step_runner
+from foundling.bench import batch_size
 from foundling.bench.baselines import line_of, recorded
-from foundling.bench.bench_rows import random_rows, text_rows
+from foundling.bench.bench_rows import text_rows
 from foundling.bench.loss_check import Portion
 from foundling.bench.profile import bench_memory, bench_profile
-from foundling.bench.step_runner import StepRunner, tell_chosen
 from foundling.bench.train import BenchOptions, bench_train, describe_train, how_it_ran
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
@@ -23,7 +22,8 @@ from foundling.plan.layout import MeshLayout
 from foundling.plan.params import flops_per_token
 from foundling.plan.speed import plan_speed
 from foundling.plan.workload import works_of
-from foundling.profiling import dry_run
+from foundling.profiling import step_runner
+from foundling.profiling.step_runner import StepRunner, random_rows, tell_chosen
 from foundling.runtime.device import DeviceChoice
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.train.autotune import harness
@@ -104,9 +104,7 @@ def test_micro_steps_of_the_global_batch_follow_the_size_that_is_tried(
     small: RunConfig, eaten: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = set_in(small, "train", global_batch_tokens=24 * 32, batch_size=8)
-    monkeypatch.setattr(
-        step_runner, "best_batch", lambda measure: {n: measure(n) for n in (24, 12)}
-    )
+    monkeypatch.setattr(batch_size, "best_batch", lambda measure: {n: measure(n) for n in (24, 12)})
     bench = bench_train(config, BenchOptions(best=True, micro_steps=0, steps=1, check_steps=0))
     assert [24] in eaten
     assert [12, 12] in eaten
@@ -152,8 +150,8 @@ def test_chosen_kernels_are_told_and_a_fallback_is_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = ["attention by flash (launched)", "masked attention by math (WARNING: slow)"]
-    right = dry_run.autotune
-    monkeypatch.setattr(dry_run, "autotune", lambda *given: (right(*given)[0], lines))
+    right = step_runner.autotune
+    monkeypatch.setattr(step_runner, "autotune", lambda *given: (right(*given)[0], lines))
     once = BenchOptions(steps=1, check_steps=0)
     for bench in (
         lambda tell: bench_train(small, once, tell),

@@ -12,7 +12,8 @@ import torch
 
 from foundling.bench import train
 from foundling.bench.baselines import held_to, line_of, read_figures, record, recorded
-from foundling.bench.bench_rows import BenchRows, DataRows, RandomRows, text_rows
+from foundling.bench.batch_size import alone, cap_memory, try_sizes
+from foundling.bench.bench_rows import DataRows, text_rows
 from foundling.bench.loss_check import (
     Check,
     Course,
@@ -23,7 +24,6 @@ from foundling.bench.loss_check import (
     plain,
     reference_course,
 )
-from foundling.bench.step_runner import StepRunner, cap_memory, try_sizes
 from foundling.bench.train import BenchOptions, TrainBench, bench_train, describe_train
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError, RunError
@@ -31,6 +31,7 @@ from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.model.loss import _HeadLoss
 from foundling.plan.params import flops_per_token
+from foundling.profiling.step_runner import BenchRows, RandomRows, StepRunner
 from foundling.runtime.device import choose_device
 from tests.village import Village
 
@@ -353,7 +354,6 @@ def test_mistakes_are_named(small: RunConfig) -> None:
     with pytest.raises(ConfigError, match="--limit-gb caps a GPU"):
         cap_memory(CPU, 24)
     cap_memory(CPU, 0)
-    choice = choose_device("cpu", "fp32")
     for section, changes, said in (
         ("parallel", {"shard": 2}, r"parallel\.shard is 2"),
         ("train", {"batch_size": 0}, "--batch best"),
@@ -361,4 +361,4 @@ def test_mistakes_are_named(small: RunConfig) -> None:
     ):
         wrong = small.replace(**{section: getattr(small, section).replace(**changes)})
         with pytest.raises(ConfigError, match=said):
-            StepRunner(wrong, choice)
+            alone(wrong)

@@ -8,12 +8,13 @@ import torch
 from benchmarks import with_transformers
 from benchmarks.train_hf import compare, describe
 from benchmarks.with_transformers import HfTrainer
-from foundling.bench import step_runner
-from foundling.bench.bench_rows import random_rows, text_rows
+from foundling.bench import batch_size
+from foundling.bench.bench_rows import text_rows
 from foundling.bench.loss_check import course_lr
 from foundling.bench.train import BenchOptions
 from foundling.config.errors import RunError
 from foundling.config.run import RunConfig
+from foundling.profiling.step_runner import WARM_UP, random_rows
 from foundling.runtime.device import choose_device
 from tests.unit.bench.changed import set_in
 
@@ -65,7 +66,7 @@ def test_a_contender_is_timed_on_weights_that_have_learnt_as_much(
     assert f"foundling is {ratio:.3f} times as fast as hf" in describe(bench)
     first, *learning = seen[: 1 + check_steps]
     timed = seen[1 + check_steps :]
-    assert len(timed) == step_runner.WARM_UP + 2
+    assert len(timed) == WARM_UP + 2
     lr = small.optim.lr / 10
     assert {(rows, rate) for rows, rate, _ in (first, *timed)} == {(3, lr)}
     assert [rows for rows, _, _ in learning] == [3, 2, 2][:check_steps]
@@ -101,7 +102,7 @@ def test_a_contender_that_fits_nowhere_ends_in_a_sentence(
     monkeypatch.setattr(with_transformers, "HfTrainer", Full)
     monkeypatch.setattr(with_transformers, "refuse_contender", lambda *_: None)
     monkeypatch.setattr(
-        step_runner, "best_batch", lambda measure: {rows: measure(rows) for rows in (1, 2)}
+        batch_size, "best_batch", lambda measure: {rows: measure(rows) for rows in (1, 2)}
     )
     asked = BenchOptions(best=best, steps=1, check_steps=0)
     with pytest.raises(RunError, match=f"{name} does not fit at"):

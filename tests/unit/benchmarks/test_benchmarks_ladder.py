@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import ladder, ladder_rung
 from benchmarks.ladder import LADDER, bench_ladder, describe_ladder
-from benchmarks.ladder_rung import climb, compile_loss
-from foundling.bench.step_runner import StepRunner
+from benchmarks.ladder_rung import climb, compile_loss, largest_batch
 from foundling.cli.main import run_one
 from foundling.config.load import dump_yaml, load_config
 from foundling.config.model import ModelConfig
@@ -18,6 +19,7 @@ from foundling.config.run import RunConfig
 from foundling.model.loss import IGNORE
 from foundling.model.transformer import Transformer
 from foundling.parallel.losses import LossModule, plain_loss
+from foundling.profiling.step_runner import StepRunner
 from foundling.runtime.device import choose_device
 from foundling.runtime.processes import ChildResult
 
@@ -106,7 +108,7 @@ def test_the_loss_is_compiled_where_the_rung_is(
     monkeypatch.setattr(ladder_rung, "tie_to_parent", lambda: None)
     monkeypatch.setattr(ladder_rung, "climb", lambda runner, asked: {"same": None, "largest": None})
     monkeypatch.setattr(ladder_rung, "compile_loss", told.append)
-    config = dump_yaml(LADDER[rung - 1].config(small))
+    config = LADDER[rung - 1].config(small).model_dump_json()
     asked = {"config": config, "fused": True, "memory_gb": 0}
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(asked)))
     ladder_rung.main()
@@ -152,3 +154,36 @@ def test_a_ladder_on_which_nobody_climbs_fails(
     told = capsys.readouterr().err
     assert told.count("warning: attention by math (WARNING: slow)") == 2, "of each rung"
     assert told.count("chosen: compile blocks") == 2
+
+
+@given(
+    st.integers(0, 70),
+    st.integers(1, 64),
+    st.integers(0, 50),
+    st.booleans(),
+    st.floats(0.5, 1.5),
+)
+def test_the_largest_that_fits_is_found_to_the_row(
+    end: int, most: int, fixed: int, knows_room: bool, bend: float
+) -> None:
+    asked: list[int] = []
+
+    def peak(rows: int) -> int | None:
+        asked.append(rows)
+        assert 1 <= rows <= most
+        return int(fixed + 10 * rows**bend) if rows <= end else None
+
+    room = int(fixed + 10 * end**bend) if knows_room else 0
+    assert largest_batch(peak, most=most, room=room) == min(end, most)
+    assert len(asked) == len(set(asked))
+
+
+def test_a_straight_line_needs_few_tries() -> None:
+    asked: list[int] = []
+
+    def peak(rows: int) -> int | None:
+        asked.append(rows)
+        return 20 + 3 * rows if rows <= 43 else None
+
+    assert largest_batch(peak, most=256, room=20 + 3 * 43 + 2, known={16: 68}) == 43
+    assert len(asked) <= 4

@@ -1,5 +1,7 @@
 """The doctor's checks of a machine: versions, interfaces, transports, kernels, health."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ class TestLines:
 
     def test_a_line_survives_the_way_to_the_parent(self) -> None:
         line = failed("disk", "full; make room.", {"free": 3}, of_node=True)
-        assert CheckResult.from_json(line.to_json()) == line
+        assert CheckResult(**json.loads(json.dumps(asdict(line)))) == line
 
 
 class TestVersions:
@@ -174,7 +176,7 @@ class TestTransports:
 
 class TestTasks:
     def test_what_a_child_dies_of_is_told_and_the_rest_is_done_by_another(self) -> None:
-        says = "@says " + __import__("json").dumps(passed("kernels", "fine").to_json())
+        says = "@says " + json.dumps(asdict(passed("kernels", "fine")))
         ended = iter(
             [
                 ChildResult(
@@ -207,8 +209,21 @@ class TestKernels:
     def test_a_cpu_has_all_it_needs(self) -> None:
         notes = Notes(DoctorRequest(skip=("kernels: compiled block",)), lambda _: None, "kernels")
         lines = list(gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes))
-        assert [line.level for line in lines] == ["pass"] * 3
-        assert "flash is taken; offered are flash, math" in lines[1].text
+        assert [line.text.partition(" (")[0] for line in lines if line.level == "pass"] == [
+            "matmul on cpu in float32",
+            "fused AdamW on cpu",
+        ]
+        assert len(lines) == 2
+
+    def test_the_trainers_own_choice_is_told_and_a_fallback_is_a_warning(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said = ["attention by flash (launched)", "masked attention by math (WARNING: slow)"]
+        monkeypatch.setattr(gpu_checks, "choose_kernels", lambda *_: ({}, said))
+        skipped = ("kernels: matmul", "kernels: compiled block", "kernels: fused AdamW")
+        notes = Notes(DoctorRequest(skip=skipped), lambda _: None, "kernels")
+        lines = list(gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes))
+        assert [(line.level, line.text) for line in lines] == [("pass", said[0]), ("warn", said[1])]
 
     @pytest.mark.parametrize(
         ("setting", "said"),
@@ -287,7 +302,6 @@ class TestHealth:
         assert shared.level == "pass", "neighbours share the cores"
 
 
-@pytest.fixture
 def test_asked_goes_to_a_child_and_back() -> None:
     asked = asked_about(None, Path("runs/x"), thorough=True, limit_s=3.0).without("a", "b")
     assert DoctorRequest.from_json(asked.to_json()) == asked

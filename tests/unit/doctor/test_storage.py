@@ -9,7 +9,7 @@ from foundling.checkpoint.remote import open_folder
 from foundling.config.run import EvalConfig, RunConfig
 from foundling.doctor import short_run, storage
 from foundling.doctor.checks import CheckResult, Notes, asked_about
-from foundling.profiling.dry_run import DryRunResult
+from foundling.profiling.step_runner import Timed
 from foundling.runtime.run_dir import RunDir
 from foundling.train.loop import train
 
@@ -149,9 +149,12 @@ class TestTrial:
 
     def test_a_loss_that_is_not_the_planned_one_is_a_failure(self, tiny: RunConfig) -> None:
         config = tiny.replace(model={"vocab_size": 400})
-        taken = DryRunResult(step_s=[0.1], losses=[6.06, 6.0], first_step_s=1.0)
-        assert short_run.step_line(taken, config, 1).level == "pass"
-        taken = DryRunResult(step_s=[0.1], losses=[6.4, 6.0], first_step_s=1.0)
-        assert "was planned" in short_run.step_line(taken, config, 1).text
-        taken = DryRunResult(step_s=[0.1], losses=[6.06, float("nan")], first_step_s=1.0)
-        assert "not finite" in short_run.step_line(taken, config, 1).text
+
+        def line(first: float, later: float) -> CheckResult:
+            steps = (Timed(step_s=[1.0], losses=[first]), Timed(step_s=[0.1], losses=[later]))
+            return short_run.step_line(*steps, config, 1)
+
+        assert line(6.06, 6.0).level == "pass"
+        assert "0.100 s a step (the first 1.0 s)" in line(6.06, 6.0).text
+        assert "was planned" in line(6.4, 6.0).text
+        assert "not finite" in line(6.06, float("nan")).text

@@ -15,7 +15,8 @@ from foundling.model.transformer import Transformer
 from foundling.optim.adamw8bit import bounds, pack, table, unpack
 from foundling.optim.optimizer import build_optimizer, ensure_state, saved_state, set_lr
 from foundling.plan.memory import optimizer_bytes
-from foundling.plan.workload import kind_of, sizes_of
+from foundling.plan.params import sizes_of
+from foundling.plan.workload import kind_of
 
 CPU = torch.device("cpu")
 CONFIG = OptimConfig(name="adamw8bit", lr=0.01, betas=(0.9, 0.9), weight_decay=0.2)

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from foundling.config.errors import ConfigError
-from foundling.config.load import load_config
-from foundling.plan.forecast import PlanOptions, study
-from foundling.plan.hardware import TABLE, find_gpu, name_of_device, price_at
+from foundling.plan.hardware import TABLE, find_gpu, name_of_device
 
 NAMED = {"a40", "a100-40", "a100-80", "h100-sxm", "h100-pcie", "h100-nvl", "h200", "b200"}
 NAMED |= {"a6000", "mi250x", "mi300x", "rtx3090", "rtx4090", "rtx5090", "l4", "t4", "cpu"}
@@ -79,22 +77,3 @@ def test_a_wrong_file_is_a_sentence(
     monkeypatch.setenv("FOUNDLING_HARDWARE", str(file))
     with pytest.raises(ConfigError, match=named):
         find_gpu("h200")
-
-
-def test_a_provider_has_its_own_prices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "hardware.yaml"
-    file.write_text(
-        "providers:\n  cheap: {h100: 2.1, mine: 1.2}\n  odd: {h100: free}\nmine: {like: h200}\n"
-    )
-    monkeypatch.setenv("FOUNDLING_HARDWARE", str(file))
-    monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
-    assert price_at("cheap", find_gpu("h100")) == 2.1
-    assert price_at("cheap", find_gpu("mine")) == 1.2
-    found = study(load_config("clm-60m"), "h100", PlanOptions(gpus=8, provider="cheap"))
-    assert found.machine.dollars_per_hour == pytest.approx(8 * 2.1)
-    with pytest.raises(ConfigError, match=r"cheap has no price for h200, only for h100-sxm, mine"):
-        price_at("cheap", find_gpu("h200"))
-    with pytest.raises(ConfigError, match="--provider dear is not known; there are cheap, odd"):
-        price_at("dear", find_gpu("h100"))
-    with pytest.raises(ConfigError, match=r"providers\.odd\.h100 must be a number"):
-        price_at("odd", find_gpu("h100"))

@@ -23,7 +23,8 @@ from foundling.plan.memory import (
     optimizer_bytes,
     plan_memory,
 )
-from foundling.plan.workload import Workload, sizes_of
+from foundling.plan.params import sizes_of
+from foundling.plan.workload import Workload
 
 BIG = load_config("llama-1.24b").model
 H200 = TABLE["h200"]

@@ -160,11 +160,12 @@ def test_flops_by_definition() -> None:
     }
     matrices = 6 * counts.no_positions
     assert flops_per_token(model, seq_len) == matrices + 12 * 32 * 2 * (3 + 10)
-    assert flops_per_token(model, seq_len, windows=False) == matrices + 12 * 32 * 4 * 10
+    wide = model.replace(windows=())
+    assert flops_per_token(wide, seq_len) == matrices + 12 * 32 * 4 * 10
     assert flops_per_token(model, seq_len, causal=True) == pytest.approx(
         matrices + 12 * 32 * 2 * (seen["S"] + seen["L"]), abs=1
     )
-    assert flops_per_token(model, seq_len, causal=True, windows=False) == pytest.approx(
+    assert flops_per_token(wide, seq_len, causal=True) == pytest.approx(
         matrices + 12 * 32 * 4 * seen["L"], abs=1
     )
     whole = flops_per_token(model, seq_len, embeddings=True)

@@ -10,10 +10,11 @@ from foundling.config.load import load_config
 from foundling.plan.hardware import TABLE
 from foundling.plan.layout import MeshLayout
 from foundling.plan.memory import plan_memory
+from foundling.plan.params import sizes_of
 from foundling.plan.roofline import check_skip, narrow_params, narrowed, share
 from foundling.plan.speed import plan_speed
 from foundling.plan.summary import PlanRequest, answer
-from foundling.plan.workload import Workload, sizes_of, work_of
+from foundling.plan.workload import Workload, work_of
 
 H200 = TABLE["h200"]
 

@@ -49,6 +49,6 @@ def test_no_vocabulary_is_refused_before_anything_is_measured(measured: list[str
 def test_steps_that_would_take_long_are_refused_before_anything_is_measured(
     measured: list[str],
 ) -> None:
-    with pytest.raises(ConfigError, match=r"9 steps.*train\.batch_size 8.*--probe-minutes"):
+    with pytest.raises(ConfigError, match=r"10 steps.*train\.batch_size 8.*--probe-minutes"):
         run_verb(["plan", "clm-60m", "--probe", "--train.device", "cpu"])
     assert measured == []

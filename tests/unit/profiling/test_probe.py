@@ -41,7 +41,7 @@ def test_parts_add_up_to_the_step(overrides: dict[str, str]) -> None:
     assert sum(found.parts.values()) == pytest.approx(found.step_s, rel=1e-9)
     for name in ("matrix", "attention", "loss", "elementwise", "optimizer", "other"):
         assert found.parts[name] > 0, name
-    assert 0 < found.parts["data"] < 0.2 * found.step_s
+    assert found.parts["data"] == 0, "a CPU has the rows already"
     assert found.tokens_per_s == pytest.approx(128 / found.step_s)
     assert json.loads(json.dumps(found.to_json()))["peak_bytes"] == found.peak_bytes
 

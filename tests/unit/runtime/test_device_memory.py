@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundling.bench.bench_rows import RandomRows
-from foundling.bench.step_runner import StepRunner, try_sizes
+from foundling.bench.batch_size import try_sizes
 from foundling.config.errors import RunError
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
+from foundling.profiling.step_runner import RandomRows, StepRunner
 from foundling.runtime.device import choose_device, is_out_of_memory, translate_out_of_memory
 from foundling.train.oom import (
     OutOfMemoryLaterError,
