@@ -4,14 +4,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from foundling.config.errors import DataError, NotScoredError
-from foundling.eval.results import BITS, TOKENS
+from foundling.eval.results import BITS, SCORES_FILE, TOKENS, read_examples, read_scores
 from foundling.eval.significance import (
     ALPHA,
     SEEN,
@@ -22,12 +22,9 @@ from foundling.eval.significance import (
     p_value,
     times_as_many,
 )
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import RunDir
 
 # Where a model's scores lie: a run, one of its checkpoints, or any folder of an evaluation.
-
-SCORES = "scores.json"
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -44,14 +41,13 @@ class Evaluated:
     """One evaluation: the tasks' entries, and their examples on demand."""
 
     folder: Path
-    step: int
     tasks: dict[str, dict[str, Any]]
 
     def examples(self, task: str) -> dict[str, ScoredExample]:
         """A task's examples by id."""
         path = self.folder / f"{task}.jsonl"
         found: dict[str, ScoredExample] = {}
-        for line in read_lines(path):
+        for line in read_examples(self.folder, task):
             example = _example(line, path)
             if not example.weight:
                 continue  # a document of no bytes
@@ -81,8 +77,8 @@ def find_evaluated(source: str) -> Evaluated:
     """The evaluation that a word on the command line means: its folder, RUN (the newest step that
     was scored), RUN@STEP or RUN/checkpoints/step-N."""
     place = Path(source)
-    if (place / SCORES).is_file():
-        return _read(place)
+    if (place / SCORES_FILE).is_file():
+        return Evaluated(place, read_scores(place)["tasks"])
     at_step = re.fullmatch(r"(.+)@(\d+)", source)
     if at_step and not place.exists():
         return _of_run(RunDir(at_step[1]).require(), int(at_step[2]))
@@ -90,12 +86,15 @@ def find_evaluated(source: str) -> Evaluated:
     if number is not None and place.resolve().parent.name == "checkpoints":
         return _of_run(RunDir(place.resolve().parent.parent).require(), number)
     if place.is_dir() and not (place / "run.json").is_file():
-        raise DataError(f"{place} is neither a run nor a folder with {SCORES}; give one of them.")
+        raise DataError(
+            f"{place} is neither a run nor a folder with {SCORES_FILE}; give one of them."
+        )
     return _of_run(RunDir(place).require(), None)
 
 
 def _of_run(run: RunDir, step: int | None) -> Evaluated:
-    scored = {number: path.parent for path, number in _scored(run)}
+    found = ((_step(path.parent), path.parent) for path in run.path.glob(f"evals/*/{SCORES_FILE}"))
+    scored = {number: folder for number, folder in found if number is not None}
     if step is None and scored:
         step = max(scored)
     if step not in scored:
@@ -105,32 +104,12 @@ def _of_run(run: RunDir, step: int | None) -> Evaluated:
             f"{what} has no scores of examples (steps that have: {known}); run"
             f" `foundling eval {what} TASK` first."
         )
-    return _read(scored[step])
-
-
-def _scored(run: RunDir) -> list[tuple[Path, int]]:
-    found = [(path, _step(path.parent)) for path in (run.path / "evals").glob(f"*/{SCORES}")]
-    return [(path, number) for path, number in found if number is not None]
+    return Evaluated(scored[step], read_scores(scored[step])["tasks"])
 
 
 def _step(path: Path) -> int | None:
     named = re.fullmatch(r"step-(\d+)", path.name)
     return int(named[1]) if named else None
-
-
-def _read(folder: Path) -> Evaluated:
-    path = folder / SCORES
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        schema, tasks, step = found["schema"], dict(found["tasks"]), int(found.get("step", 0))
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path} is damaged; evaluate again.") from None
-    if schema != SCHEMA:
-        raise DataError(
-            f"{path} has schema {schema} and this version reads {SCHEMA}; use the version of"
-            " foundling that wrote it."
-        )
-    return Evaluated(folder, step, tasks)
 
 
 LOWER_IS_BETTER = {BITS, "bpb", "bits_per_byte", "loss", "nll", "perplexity", "ppl"}
@@ -241,7 +220,7 @@ def _paired(name: str, sides: Sequence[Side], notes: list[str]) -> _Task | None:
         PairedScores(means[0].mean(0), means[1].mean(0), weight),
         ~np.array(dirty),
         any(dirty),
-        seeds.to_json() if seeds else None,
+        asdict(seeds) if seeds else None,
         len(set.union(*every)) - len(ids),
     )
 

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from foundling.eval.bits_per_byte import (
     document_losses,
     scales_of,
 )
-from foundling.eval.results import TOKENS, Clock, Line, Results, apart, mean_score
+from foundling.eval.results import TOKENS, Clock, Line, Results, apart, plain_entry
 from foundling.eval.task_scoring import (
     Asking,
     evaluation_engine,
@@ -189,14 +189,11 @@ def _job(subject: Subject, exam: Exam, engine: Engine, name: str, task: AnyTask 
 
 def _icl_job(subject: Subject, engine: Engine, task: IclTask, settings: Mapping[str, Any]) -> _Job:
     def entry(lines: list[Line]) -> dict[str, Any]:
-        score = mean_score(task.name, lines)
+        plain = plain_entry(task.name, lines, "accuracy")
         return {
-            "value": score.value,
-            "metric": "accuracy",
-            "n": score.n,
-            "stderr": score.stderr,
+            **plain,
             "baseline": task.baseline,
-            "centered": centered(score.value, task.baseline),
+            "centered": centered(plain["value"], task.baseline),
             "shots": task.shots,
             "kind": task.kind,
         }
@@ -218,11 +215,10 @@ def _generative_job(
     examples = _some(every, exam.limit)
 
     def entry(lines: list[Line]) -> dict[str, Any]:
-        score = mean_score(task.name, lines)
-        fields = {"value": score.value, "metric": "accuracy", "n": score.n, "stderr": score.stderr}
+        fields = plain_entry(task.name, lines, "accuracy")
         baseline = getattr(task, "baseline", None)
         if baseline is not None:
-            fields |= {"baseline": baseline, "centered": centered(score.value, baseline)}
+            fields |= {"baseline": baseline, "centered": centered(fields["value"], baseline)}
         asked = "as text" if exam.asking.as_text or getattr(task, "as_text", False) else "as chat"
         return {**fields, "asked": asked, **summary(lines)}
 
@@ -231,7 +227,7 @@ def _generative_job(
         settings={
             **settings,
             "limit": exam.limit,
-            **exam.asking.to_json(),
+            **asdict(exam.asking),
             "questions": questions,
             "grader": _grader(task),
         },
@@ -337,9 +333,8 @@ def _completions_job(subject: Subject, engine: Engine, limit: int) -> _Job:
         )
 
     def entry(lines: list[Line]) -> dict[str, Any]:
-        score = mean_score(COMPLETIONS, lines)
-        fields = {"value": score.value, "metric": TOKENS, "n": score.n, "stderr": score.stderr}
-        return {**fields, "texts": {line["prompt"]: line["text"] for line in lines}}
+        texts = {line["prompt"]: line["text"] for line in lines}
+        return {**plain_entry(COMPLETIONS, lines, TOKENS), "texts": texts}
 
     count = min(limit or len(OPEN_PROMPTS), len(OPEN_PROMPTS))
     ids = [str(place) for place in range(count)]

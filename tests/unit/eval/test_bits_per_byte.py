@@ -1,7 +1,7 @@
 """Bits per byte: exact against a plain loop, whatever the batching."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
@@ -141,7 +141,7 @@ def test_a_chat_counts_only_what_its_mask_counts(model: Transformer) -> None:
     assert score.loss == pytest.approx((nats[2] + nats[4]) / 2, rel=1e-6)
     cut = held_out_loss(model, [doc], CPU, window=2)
     assert cut.targets == 2
-    assert score.to_json() == {"loss": score.loss, "targets": 2, "documents": 1}
+    assert asdict(score) == {"loss": score.loss, "targets": 2, "documents": 1}
 
 
 def test_bits_per_byte_refuse_conversations_and_emptiness(model: Transformer) -> None:
