@@ -5,12 +5,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from foundling.config.errors import DataError
+from foundling.data.dataset import HeldOutDoc
 from foundling.eval.results import BITS, Line, mean_score
 from foundling.eval.task_scoring import evaluation_engine
 from foundling.generate.engine import Engine
@@ -26,21 +27,6 @@ from foundling.tokenizer.tokenizer import Tokenizer
 PART_STEPS = 16
 """Steps of the engine whose documents are sorted by length together: what a kill costs at most, and
 what is in memory as lists."""
-
-
-class HeldOut(Protocol):
-    """What is read of a held-out document; `data.HeldOutDoc` is one."""
-
-    @property
-    def tokens(self) -> Any: ...
-    @property
-    def mask(self) -> Any | None: ...
-    @property
-    def text_bytes(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def floor_bits(self) -> float | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +133,14 @@ class _Sums:
     documents: int = 0
     floor_bits: float | None = 0.0
 
-    def add(self, document: HeldOut, nats: float, targets: int) -> None:
+    def add(self, document: HeldOutDoc, nats: float, targets: int) -> None:
         self.nats += nats
         self.targets += targets
-        self.bytes += int(document.text_bytes)
+        self.bytes += document.text_bytes
         self.documents += 1
         if self.floor_bits is not None:
             bits = document.floor_bits
-            self.floor_bits = None if bits is None else self.floor_bits + float(bits)
+            self.floor_bits = None if bits is None else self.floor_bits + bits
 
     def score(self) -> KindScore:
         return KindScore(
@@ -167,7 +153,7 @@ class _Sums:
 
 def held_out_bpb(
     model: Transformer,
-    documents: Iterable[HeldOut],
+    documents: Iterable[HeldOutDoc],
     device: torch.device,
     *,
     dtype: torch.dtype = torch.float32,
@@ -203,7 +189,7 @@ def held_out_bpb(
 
 def held_out_loss(
     model: Transformer,
-    documents: Iterable[HeldOut],
+    documents: Iterable[HeldOutDoc],
     device: torch.device,
     *,
     dtype: torch.dtype = torch.float32,
@@ -226,7 +212,7 @@ def held_out_loss(
 
 def _engine(
     model: Transformer,
-    documents: Sequence[HeldOut],
+    documents: Sequence[HeldOutDoc],
     device: torch.device,
     dtype: torch.dtype,
     max_tokens: int,
@@ -245,7 +231,7 @@ def _engine(
 
 
 def document_losses(
-    engine: Engine, documents: Sequence[HeldOut], window: int | None
+    engine: Engine, documents: Sequence[HeldOutDoc], window: int | None
 ) -> Iterator[tuple[int, float, int]]:
     """(place, summed nats, counted targets) of each document as it is done."""
     for places in _parts(documents, PART_STEPS * engine.scheduler.step_tokens):
@@ -268,7 +254,7 @@ def document_losses(
                 yield place, nats[place], targets[place]
 
 
-def _parts(documents: Sequence[HeldOut], tokens: int) -> Iterator[list[int]]:
+def _parts(documents: Sequence[HeldOutDoc], tokens: int) -> Iterator[list[int]]:
     """The places of documents, longest first, some `tokens` of them at a time."""
     part: list[int] = []
     held = 0
@@ -282,7 +268,7 @@ def _parts(documents: Sequence[HeldOut], tokens: int) -> Iterator[list[int]]:
         yield part
 
 
-def _pieces(document: HeldOut, window: int | None) -> Iterator[tuple[Any, Any | None]]:
+def _pieces(document: HeldOutDoc, window: int | None) -> Iterator[tuple[Any, Any | None]]:
     """Stretches of a document that fit the window, inputs and targets overlapping by one token, and
     which of their targets count (None: all)."""
     tokens = np.asarray(document.tokens, dtype=np.int64)
@@ -302,7 +288,7 @@ def _pieces(document: HeldOut, window: int | None) -> Iterator[tuple[Any, Any | 
 # other places, and bits per byte are there to be compared.
 
 
-def document_ids(tokenizer: Tokenizer, documents: Sequence[HeldOut]) -> list[str]:
+def document_ids(tokenizer: Tokenizer, documents: Sequence[HeldOutDoc]) -> list[str]:
     """What the documents say, in short; one that is there again has a number behind it."""
     seen = Counter[str]()
     ids = []
@@ -315,14 +301,14 @@ def document_ids(tokenizer: Tokenizer, documents: Sequence[HeldOut]) -> list[str
 
 
 def bpb_line(
-    id: str, source: str, document: HeldOut, nats: float, targets: int, weight: float
+    id: str, source: str, document: HeldOutDoc, nats: float, targets: int, weight: float
 ) -> Line:
     """One document's line: bits per byte, and what it weighs."""
     return {
         "id": id,
-        "score": nats / math.log(2) / max(int(document.text_bytes), 1),
+        "score": nats / math.log(2) / max(document.text_bytes, 1),
         "weight": float(weight),
-        "bytes": int(document.text_bytes),
+        "bytes": document.text_bytes,
         "nats": nats,
         "tokens": targets,
         "source": source,
@@ -330,10 +316,10 @@ def bpb_line(
 
 
 def scales_of(
-    sources: Mapping[str, Sequence[HeldOut]], shares: Mapping[str, float]
+    sources: Mapping[str, Sequence[HeldOutDoc]], shares: Mapping[str, float]
 ) -> dict[str, float]:
     """What a byte of each source weighs, so that the source weighs its share; 1 if it is alone."""
-    size = {name: sum(int(one.text_bytes) for one in some) for name, some in sources.items()}
+    size = {name: sum(one.text_bytes for one in some) for name, some in sources.items()}
     whole = sum(shares[name] for name in sources)
     every = sum(size.values())
     return {name: shares[name] / whole / (size[name] / every) for name in sources}

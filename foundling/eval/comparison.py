@@ -116,10 +116,8 @@ LOWER_IS_BETTER = {BITS, "bpb", "bits_per_byte", "loss", "nll", "perplexity", "p
 """Metrics of which less is more; every other one is a share or a score."""
 NO_SCORE = {TOKENS}
 """Metrics of which neither more nor less is better."""
-SAME = ("questions",)
-"""What an evaluation notes of its questions: where they differ, an id means something else."""
 ALIKE = ("limit", "dtype", "as_text", "samples", "temperature", "window")
-"""How they were put. The limit decides which solved examples come before a question."""
+"""How questions were put. The limit decides which solved examples come before one."""
 LEAST = 5
 """Examples of which one model has all right and the other none, for p < 0.05."""
 Side = Sequence[Evaluated]
@@ -199,21 +197,31 @@ def _paired(name: str, sides: Sequence[Side], notes: list[str]) -> _Task | None:
         if len(values) > 1:
             notes.append(f"{name} left out: {field} differs ({' and '.join(values)})")
             return None
-    if told := _asked_otherwise(name, [entry.get("settings") or {} for entry in entries], notes):
-        notes.append(told)
+    settings = [entry.get("settings") or {} for entry in entries]
+    differing = [
+        field
+        for field in ("questions", *ALIKE)
+        if len({str(one[field]) for one in settings if field in one}) > 1
+    ]
+    if "questions" in differing:  # an id means something else then
+        notes.append(f"{name} left out: the questions are not the same; evaluate both on one file")
         return None
+    if differing:
+        told = ", ".join(differing).replace("_", " ")
+        notes.append(f"{name}: not asked in the same way ({told}), which may be the difference")
     read = [[one.examples(name) for one in side] for side in sides]
-    every = [set(examples) for side in read for examples in side]
-    ids = sorted(set.intersection(*every))
+    every_run = [examples for side in read for examples in side]
+    ids = sorted(set.intersection(*map(set, every_run)))
     if not ids:
         notes.append(f"{name} left out: no example was put to both")
         return None
-    first = read[0][0]
+    first = every_run[0]
     means = [np.array([[one[i].score for i in ids] for one in side]) for side in read]
     weight = np.array([first[i].weight for i in ids])
-    _check_weights(name, ids, read, notes)
+    if any(not math.isclose(one[i].weight, first[i].weight) for one in every_run for i in ids):
+        notes.append(f"{name}: the examples' weights differ; A's are used, were they the same?")
     seeds = over_seeds(*([float(np.average(run, weights=weight)) for run in m] for m in means))
-    dirty = [any(one[i].contaminated for side in read for one in side) for i in ids]
+    dirty = [any(one[i].contaminated for one in every_run) for i in ids]
     return _Task(
         name,
         str(entries[0].get("metric")),
@@ -221,37 +229,8 @@ def _paired(name: str, sides: Sequence[Side], notes: list[str]) -> _Task | None:
         ~np.array(dirty),
         any(dirty),
         asdict(seeds) if seeds else None,
-        len(set.union(*every)) - len(ids),
+        len(set.union(*map(set, every_run))) - len(ids),
     )
-
-
-def _asked_otherwise(name: str, settings: Sequence[Mapping[str, Any]], notes: list[str]) -> str:
-    """Why a task cannot be compared, or nothing; what only disturbs is noted."""
-    differing = [
-        field
-        for field in (*SAME, *ALIKE)
-        if len({str(one[field]) for one in settings if field in one}) > 1
-    ]
-    for field in differing:
-        if field in SAME:
-            return f"{name} left out: the questions are not the same; evaluate both on one file"
-    told = ", ".join(field.replace("_", " ") for field in differing)
-    if differing:
-        notes.append(f"{name}: not asked in the same way ({told}), which may be the difference")
-    return ""
-
-
-def _check_weights(
-    name: str,
-    ids: Sequence[str],
-    read: Sequence[Sequence[Mapping[str, ScoredExample]]],
-    notes: list[str],
-) -> None:
-    """An example has one length, whoever reads it."""
-    first = read[0][0]
-    others = [one for side in read for one in side]
-    if any(not math.isclose(one[i].weight, first[i].weight) for one in others for i in ids):
-        notes.append(f"{name}: the examples' weights differ; A's are used, were they the same?")
 
 
 def _together(found: Sequence[_Task], notes: list[str]) -> list[_Task]:

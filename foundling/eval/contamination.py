@@ -111,7 +111,7 @@ def look_for(
         {
             name: TaskOverlap(
                 n=len(examples),
-                short=sum(_is_short(text) for text in examples.values()),
+                short=sum(len(normalised(text).split()) < WORDS for text in examples.values()),
                 found=tuple(found[name]),
             )
             for name, examples in asked.items()
@@ -119,10 +119,6 @@ def look_for(
         documents,
         dirty,
     )
-
-
-def _is_short(text: str) -> bool:
-    return len(normalised(text).split()) < WORDS
 
 
 def _own_texts(task: IclTask | Task) -> Iterator[tuple[str, str]]:

@@ -131,7 +131,9 @@ def scores(found: Mapping[str, Any]) -> Table:
         metric, rule = _chosen(figures, samples)
         lines = [_line(s, metric) for s in samples if s["filter"] == rule]
         lines.sort(key=lambda line: int(line["id"]))
-        name, told = PREFIX + _file_name(task), LOGARITHMS.get(metric, (metric, 1.0))[0]
+        # Some of the harness's names hold slashes, and files are called by them.
+        name = PREFIX + (task if is_file_name(task) else re.sub(r"[^\w.+-]", "_", task))
+        told = LOGARITHMS.get(metric, (metric, 1.0))[0]
         extra = {
             "shots": found["n-shot"].get(task),
             "version": found["versions"].get(task),
@@ -139,11 +141,6 @@ def scores(found: Mapping[str, Any]) -> Table:
         }
         table[name] = ({**_summary(lines), "metric": told, **extra}, lines)
     return table
-
-
-def _file_name(task: str) -> str:
-    """A task's name as a file can have it: some of the harness's hold slashes."""
-    return task if is_file_name(task) else re.sub(r"[^\w.+-]", "_", task)
 
 
 def _chosen(figures: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

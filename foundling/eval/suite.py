@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from foundling.config.errors import DataError
+from foundling.data.dataset import HeldOutDoc
 from foundling.eval.bits_per_byte import (
-    HeldOut,
     bpb_entry,
     bpb_line,
     document_ids,
@@ -37,7 +37,7 @@ from foundling.generate.engine import Engine
 from foundling.model.transformer import Transformer
 from foundling.plan.serving import LONGEST_TASK
 from foundling.runtime.dist import conclude, is_main, my_part, on_main
-from foundling.tasks.base import Example, Score, Task
+from foundling.tasks.base import Score, Task
 from foundling.tasks.core import centered, core_score
 from foundling.tasks.in_context import SHUFFLE_SEED, IclTask
 from foundling.tasks.knowledge import OPEN_PROMPTS
@@ -51,7 +51,7 @@ COMPLETION_TOKENS = 48
 class HeldOutText:
     """The documents that bpb is scored on."""
 
-    sources: Mapping[str, Sequence[HeldOut]]
+    sources: Mapping[str, Sequence[HeldOutDoc]]
     shares: Mapping[str, float]
     """Each source's share of the mixture."""
     name: str = "full_bpb"
@@ -212,7 +212,12 @@ def _generative_job(
 ) -> _Job:
     every = examples_of(task)
     questions = _digest([f"{e.key} {e.messages} {getattr(e, 'answer', '')}" for e in every])
-    examples = _some(every, exam.limit)
+    # In an order that has nothing to do with the file's: MMLU's is by subject, and its beginning is
+    # algebra.
+    examples = list(every)
+    if 0 < exam.limit < len(every):
+        random.Random(SHUFFLE_SEED).shuffle(examples)
+        examples = examples[: exam.limit]
 
     def entry(lines: list[Line]) -> dict[str, Any]:
         fields = plain_entry(task.name, lines, "accuracy")
@@ -242,16 +247,6 @@ def _generative_job(
         ),
         entry=entry,
     )
-
-
-def _some(examples: Sequence[Example], limit: int) -> Sequence[Example]:
-    """The first of them in an order that has nothing to do with the file's: MMLU's is by subject,
-    and its beginning is algebra."""
-    if not limit or limit >= len(examples):
-        return examples
-    mixed = list(examples)
-    random.Random(SHUFFLE_SEED).shuffle(mixed)
-    return mixed[:limit]
 
 
 def _digest(texts: Iterable[str | bytes]) -> str:

@@ -171,8 +171,10 @@ def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str:
     pattern = None
     if not before and own:
         pattern = GPT2_WORDS
-    elif len(before) == 1 and not own and _isolates(before[0]):
-        pattern = before[0]["pattern"].get("Regex")
+    elif len(before) == 1 and not own:
+        step = before[0]
+        if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
+            pattern = step["pattern"].get("Regex")
     if pattern not in _ALIKE:
         raise SlowEncodingError(
             "its pre-tokenizer is none of those that are known (GPT-2's, Llama 3's, Qwen2's,"
@@ -187,11 +189,6 @@ def _steps(pre_tokenizer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     if pre_tokenizer["type"] == "Sequence":
         return [step for inner in pre_tokenizer["pretokenizers"] for step in _steps(inner)]
     return [pre_tokenizer]
-
-
-def _isolates(step: Mapping[str, Any]) -> bool:
-    """Whether a step keeps the matches of its pattern as pieces."""
-    return step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]
 
 
 def _ranks(engine: tokenizers.Tokenizer, model: Mapping[str, Any]) -> dict[bytes, int]:
