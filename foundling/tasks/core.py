@@ -218,8 +218,7 @@ class CoreBundle:
                 raise DataError(f"{file} of {self.path} is damaged ({error}).") from None
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             self._kept[file] = rows, digest
-        users = [spec for spec in self._specs.values() if self._data_file(spec) == file]
-        return self._kept[file] if len(users) > 1 else self._kept.pop(file)
+        return self._kept[file]
 
     def _text(self, file: str) -> str:
         name = str(self._root / file)
