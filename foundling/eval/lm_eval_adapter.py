@@ -27,8 +27,8 @@ from foundling.eval.task_scoring import evaluation_engine
 from foundling.generate.request import Request
 from foundling.generate.sampling import NOT_FINITE, Sampling, derived_seed
 from foundling.generate.text import TextEngine
-from foundling.runtime.device import DeviceChoice, choose
-from foundling.runtime.dist import World, joined, world_from_environment
+from foundling.runtime.device import DeviceChoice, choose_device
+from foundling.runtime.dist import World, process_group, world_from_environment
 from foundling.tokenizer.chat import CHAT_TEMPLATE, role_and_content
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -201,7 +201,7 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
         """Under torchrun every rank scores its share of the requests."""
         self._rank, self._world_size = world.rank, world.size
         if world.size > 1 and not dist.is_initialized():
-            joined(world, device).__enter__()
+            process_group(world, device).__enter__()
             atexit.register(dist.destroy_process_group)
 
     # What the harness asks about the model
@@ -382,9 +382,9 @@ def fitted(
 def _device(name: str | None, dtype: str, world: World) -> DeviceChoice:
     """The device of this rank. The harness says cuda:0 where nobody says, so that means auto."""
     if name in (None, "auto", "cuda:0"):
-        return choose("auto", dtype, world.local_rank)
+        return choose_device("auto", dtype, world.local_rank)
     kind, _, number = str(name).partition(":")
-    return choose(kind, dtype, int(number) if number else world.local_rank)
+    return choose_device(kind, dtype, int(number) if number else world.local_rank)
 
 
 def _rows(batch_size: int | str | None, max_batch_size: int | None) -> int:

@@ -36,7 +36,7 @@ from foundling.eval.task_scoring import (
 from foundling.generate.engine import Engine
 from foundling.model.transformer import Transformer
 from foundling.plan.serving import LONGEST_TASK
-from foundling.runtime.dist import conclude, is_main, my_part, on_main
+from foundling.runtime.dist import combine_on_main, is_main, on_main, rank_and_size
 from foundling.tasks.base import Score, Task
 from foundling.tasks.core import centered, core_score
 from foundling.tasks.in_context import SHUFFLE_SEED, IclTask
@@ -145,7 +145,7 @@ class _Job:
 
 
 def _do(job: _Job, exam: Exam, results: Results) -> None:
-    rank, size = my_part() if exam.split else (0, 1)
+    rank, size = rank_and_size() if exam.split else (0, 1)
     writes = exam.split or is_main()
     kept: dict[str, Line] = on_main(lambda: results.done(job.name, job.settings))
     places = [place for place, id in enumerate(job.ids) if id not in kept][rank::size]
@@ -171,7 +171,7 @@ def _do(job: _Job, exam: Exam, results: Results) -> None:
         entry |= {"settings": job.settings, "seconds": round(clock.seconds, 2)}
         results.close(job.name, entry, lines)
 
-    conclude(all_lines, close)
+    combine_on_main(all_lines, close)
 
 
 def _job(subject: Subject, exam: Exam, engine: Engine, name: str, task: AnyTask | None) -> _Job:

@@ -21,7 +21,7 @@ from foundling.generate.request import Finish, Output, Request
 from foundling.generate.sampling import NOT_FINITE, Sampling, derived_seed
 from foundling.model.transformer import Transformer
 from foundling.runtime.console import warn
-from foundling.runtime.device import compiling_lacks
+from foundling.runtime.device import missing_for_compile
 from foundling.tokenizer.chat import Message
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -135,7 +135,7 @@ def _pays_to_compile(model: Transformer) -> bool:
     """Whether a model on CUDA is compiled, and a word to the user on what that means."""
     if sum(parameter.numel() for parameter in model.parameters()) < COMPILED_FROM:
         return False
-    if lacks := compiling_lacks("cuda"):
+    if lacks := missing_for_compile("cuda"):
         _warn_once(f"compiled blocks would be faster, and need {lacks}.")
         return False
     _warn_once(
