@@ -5,12 +5,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from foundling.config.errors import DataError
+from foundling.data.dataset import HeldOutDoc
 from foundling.eval.results import BITS, Line, mean_score
 from foundling.eval.task_scoring import evaluation_engine
 from foundling.generate.engine import Engine
@@ -18,8 +19,6 @@ from foundling.model.transformer import Transformer
 from foundling.plan.serving import HELD_OUT_TOKENS
 from foundling.tokenizer.tokenizer import Tokenizer
 
-# Bits per byte of held-out text, exact to the token, beside the floor that the text allows.
-#
 # Each document is fed alone as it is stored (BOS ... EOS), so a score never depends on what it was
 # packed with, and bits are divided by UTF-8 bytes, so it never depends on the tokenizer either.
 # Rejected: averaging batch means (short batches would weigh as much as long ones) and scoring
@@ -28,21 +27,6 @@ from foundling.tokenizer.tokenizer import Tokenizer
 PART_STEPS = 16
 """Steps of the engine whose documents are sorted by length together: what a kill costs at most, and
 what is in memory as lists."""
-
-
-class HeldOut(Protocol):
-    """What is read of a held-out document; `data.HeldOutDoc` is one."""
-
-    @property
-    def tokens(self) -> Any: ...
-    @property
-    def mask(self) -> Any | None: ...
-    @property
-    def text_bytes(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def floor_bits(self) -> float | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +55,6 @@ class BpbScore:
     """Input positions, each of which predicts one target."""
     documents: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LossScore:
@@ -84,10 +64,6 @@ class LossScore:
     """Nats per target."""
     targets: int
     documents: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def headline(
@@ -157,46 +133,33 @@ class _Sums:
     documents: int = 0
     floor_bits: float | None = 0.0
 
-    def add(self, document: HeldOut, nats: float, targets: int) -> None:
+    def add(self, document: HeldOutDoc, nats: float, targets: int) -> None:
         self.nats += nats
         self.targets += targets
-        self.bytes += int(document.text_bytes)
+        self.bytes += document.text_bytes
         self.documents += 1
         if self.floor_bits is not None:
             bits = document.floor_bits
-            self.floor_bits = None if bits is None else self.floor_bits + float(bits)
+            self.floor_bits = None if bits is None else self.floor_bits + bits
 
-    @property
-    def bpb(self) -> float:
-        return self.nats / math.log(2) / self.bytes
-
-    @property
-    def floor_bpb(self) -> float | None:
-        return None if self.floor_bits is None else self.floor_bits / self.bytes
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A stretch of one document that fits the window: inputs and targets overlap by one token."""
-
-    document: int
-    tokens: Any
-    counted: Any | None
-
-
-def _nothing() -> None:
-    pass
+    def score(self) -> KindScore:
+        return KindScore(
+            bpb=self.nats / math.log(2) / self.bytes,
+            floor_bpb=None if self.floor_bits is None else self.floor_bits / self.bytes,
+            bytes=self.bytes,
+            documents=self.documents,
+        )
 
 
 def held_out_bpb(
     model: Transformer,
-    documents: Iterable[HeldOut],
+    documents: Iterable[HeldOutDoc],
     device: torch.device,
     *,
     dtype: torch.dtype = torch.float32,
     max_tokens_per_batch: int = HELD_OUT_TOKENS,
     window: int | None = None,
-    between: Callable[[], None] = _nothing,
+    between: Callable[[], None] = lambda: None,
 ) -> BpbScore:
     """Total bits over total bytes. Documents longer than `window` tokens of context are scored in
     pieces, every target once; without a window each is fed whole. `between` is called before each
@@ -207,14 +170,7 @@ def held_out_bpb(
             "bits per byte are for text and this data set holds conversations; give a text one."
         )
     total, kinds = _Sums(), defaultdict[str, _Sums](_Sums)
-    engine = evaluation_engine(
-        model,
-        device,
-        dtype=dtype,
-        max_tokens=max_tokens_per_batch,
-        longest=_longest(read, window),
-        before_step=between,
-    )
+    engine = _engine(model, read, device, dtype, max_tokens_per_batch, window, between)
     for place, nats, targets in sorted(document_losses(engine, read, window)):
         document = read[place]
         total.add(document, nats, targets)
@@ -223,46 +179,26 @@ def held_out_bpb(
         raise DataError("the held-out split holds no text; build the data with a larger one.")
     floor = total.floor_bits
     return BpbScore(
-        bpb=total.bpb,
-        floor_bpb=total.floor_bpb,
+        **vars(total.score()),
         loss=total.nats / total.targets,
         floor_loss=None if floor is None else floor * math.log(2) / total.targets,
-        by_kind={
-            kind: KindScore(
-                bpb=sums.bpb,
-                floor_bpb=sums.floor_bpb,
-                bytes=sums.bytes,
-                documents=sums.documents,
-            )
-            for kind, sums in sorted(kinds.items())
-            if sums.bytes
-        },
-        bytes=total.bytes,
+        by_kind={kind: sums.score() for kind, sums in sorted(kinds.items()) if sums.bytes},
         tokens=total.targets,
-        documents=total.documents,
     )
 
 
 def held_out_loss(
     model: Transformer,
-    documents: Iterable[HeldOut],
+    documents: Iterable[HeldOutDoc],
     device: torch.device,
     *,
     dtype: torch.dtype = torch.float32,
-    max_tokens_per_batch: int = HELD_OUT_TOKENS,
     window: int | None = None,
-    between: Callable[[], None] = _nothing,
+    between: Callable[[], None] = lambda: None,
 ) -> LossScore:
     """Mean loss over the targets that a chat's mask counts, or over all of a text's."""
     read = list(documents)
-    engine = evaluation_engine(
-        model,
-        device,
-        dtype=dtype,
-        max_tokens=max_tokens_per_batch,
-        longest=_longest(read, window),
-        before_step=between,
-    )
+    engine = _engine(model, read, device, dtype, HELD_OUT_TOKENS, window, between)
     losses = list(document_losses(engine, read, window))
     targets = sum(count for _, _, count in losses)
     if not targets:
@@ -274,27 +210,43 @@ def held_out_loss(
     )
 
 
-def _longest(documents: Sequence[HeldOut], window: int | None) -> int:
+def _engine(
+    model: Transformer,
+    documents: Sequence[HeldOutDoc],
+    device: torch.device,
+    dtype: torch.dtype,
+    max_tokens: int,
+    window: int | None,
+    between: Callable[[], None],
+) -> Engine:
     longest = max((len(document.tokens) for document in documents), default=1)
-    return min(longest, window or longest)
+    return evaluation_engine(
+        model,
+        device,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        longest=min(longest, window or longest),
+        before_step=between,
+    )
 
 
 def document_losses(
-    engine: Engine, documents: Sequence[HeldOut], window: int | None
+    engine: Engine, documents: Sequence[HeldOutDoc], window: int | None
 ) -> Iterator[tuple[int, float, int]]:
     """(place, summed nats, counted targets) of each document as it is done."""
-    size = PART_STEPS * engine.scheduler.step_tokens
-    for places in parts_of(range(len(documents)), documents, size):
-        pieces = [p for place in places for p in _pieces(place, documents[place], window)]
-        left = Counter(piece.document for piece in pieces)
+    for places in _parts(documents, PART_STEPS * engine.scheduler.step_tokens):
+        pieces = [
+            (place, *piece) for place in places for piece in _pieces(documents[place], window)
+        ]
+        left = Counter(place for place, _, _ in pieces)
         nats, targets = dict.fromkeys(places, 0.0), dict.fromkeys(places, 0)
         yield from ((place, 0.0, 0) for place in places if not left[place])
-        found = engine.score([piece.tokens for piece in pieces], [1] * len(pieces))
+        found = engine.score([tokens for _, tokens, _ in pieces], [1] * len(pieces))
         for number, scores in found:
-            piece, logprobs = pieces[number], np.array(scores.logprobs)
-            if piece.counted is not None:
-                logprobs = logprobs[piece.counted]
-            place = piece.document
+            place, _, counted = pieces[number]
+            logprobs = np.array(scores.logprobs)
+            if counted is not None:
+                logprobs = logprobs[counted]
             nats[place] -= float(logprobs.sum())
             targets[place] += len(logprobs)
             left[place] -= 1
@@ -302,13 +254,29 @@ def document_losses(
                 yield place, nats[place], targets[place]
 
 
-def _pieces(place: int, document: HeldOut, window: int | None) -> Iterator[_Piece]:
+def _parts(documents: Sequence[HeldOutDoc], tokens: int) -> Iterator[list[int]]:
+    """The places of documents, longest first, some `tokens` of them at a time."""
+    part: list[int] = []
+    held = 0
+    for place in sorted(range(len(documents)), key=lambda place: -len(documents[place].tokens)):
+        part.append(place)
+        held += len(documents[place].tokens)
+        if held >= tokens:
+            yield part
+            part, held = [], 0
+    if part:
+        yield part
+
+
+def _pieces(document: HeldOutDoc, window: int | None) -> Iterator[tuple[Any, Any | None]]:
+    """Stretches of a document that fit the window, inputs and targets overlapping by one token, and
+    which of their targets count (None: all)."""
     tokens = np.asarray(document.tokens, dtype=np.int64)
     counted = None if document.mask is None else np.asarray(document.mask, dtype=bool)[1:]
     step = window or len(tokens)
     for start in range(0, len(tokens) - 1, step):
         part = None if counted is None else counted[start : start + step]
-        yield _Piece(place, tokens[start : start + step + 1], part)
+        yield tokens[start : start + step + 1], part
 
 
 # Held-out text as an evaluation task: a line a document, and what they amount to.
@@ -320,7 +288,7 @@ def _pieces(place: int, document: HeldOut, window: int | None) -> Iterator[_Piec
 # other places, and bits per byte are there to be compared.
 
 
-def document_ids(tokenizer: Tokenizer, documents: Sequence[HeldOut]) -> list[str]:
+def document_ids(tokenizer: Tokenizer, documents: Sequence[HeldOutDoc]) -> list[str]:
     """What the documents say, in short; one that is there again has a number behind it."""
     seen = Counter[str]()
     ids = []
@@ -332,31 +300,15 @@ def document_ids(tokenizer: Tokenizer, documents: Sequence[HeldOut]) -> list[str
     return ids
 
 
-def parts_of(
-    places: Sequence[int], documents: Sequence[HeldOut], tokens: int
-) -> Iterator[list[int]]:
-    """The places of documents, longest first, some `tokens` of them at a time."""
-    part: list[int] = []
-    held = 0
-    for place in sorted(places, key=lambda place: -len(documents[place].tokens)):
-        part.append(place)
-        held += len(documents[place].tokens)
-        if held >= tokens:
-            yield part
-            part, held = [], 0
-    if part:
-        yield part
-
-
 def bpb_line(
-    id: str, source: str, document: HeldOut, nats: float, targets: int, weight: float
+    id: str, source: str, document: HeldOutDoc, nats: float, targets: int, weight: float
 ) -> Line:
     """One document's line: bits per byte, and what it weighs."""
     return {
         "id": id,
-        "score": nats / math.log(2) / max(int(document.text_bytes), 1),
+        "score": nats / math.log(2) / max(document.text_bytes, 1),
         "weight": float(weight),
-        "bytes": int(document.text_bytes),
+        "bytes": document.text_bytes,
         "nats": nats,
         "tokens": targets,
         "source": source,
@@ -364,10 +316,10 @@ def bpb_line(
 
 
 def scales_of(
-    sources: Mapping[str, Sequence[HeldOut]], shares: Mapping[str, float]
+    sources: Mapping[str, Sequence[HeldOutDoc]], shares: Mapping[str, float]
 ) -> dict[str, float]:
     """What a byte of each source weighs, so that the source weighs its share; 1 if it is alone."""
-    size = {name: sum(int(one.text_bytes) for one in some) for name, some in sources.items()}
+    size = {name: sum(one.text_bytes for one in some) for name, some in sources.items()}
     whole = sum(shares[name] for name in sources)
     every = sum(size.values())
     return {name: shares[name] / whole / (size[name] / every) for name in sources}
@@ -377,18 +329,14 @@ def bpb_entry(lines: list[Line], shares: Mapping[str, float]) -> dict[str, Any]:
     """Bits per byte and perplexity, of the mixture and of each source."""
     sources = sorted({line["source"] for line in lines})
     parts = {name: _figures([line for line in lines if line["source"] == name]) for name in sources}
-
-    def mean(field: str) -> float:
-        return mean_by({name: part[field] for name, part in parts.items()}, shares) or 0.0
-
-    score = mean_score("bpb", lines)
+    value, loss = (
+        mean_by({name: part[field] for name, part in parts.items()}, shares) or 0.0
+        for field in ("value", "loss")
+    )
     return {
-        "value": mean("value"),
-        "n": score.n,
-        "stderr": score.stderr,
-        "bytes": sum(part["bytes"] for part in parts.values()),
-        "tokens": sum(part["tokens"] for part in parts.values()),
-        "loss": (loss := mean("loss")),
+        **_figures(lines),
+        "value": value,
+        "loss": loss,
         "perplexity_per_token": perplexity(loss),
         "metric": BITS,
         "by_source": parts,

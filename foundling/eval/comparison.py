@@ -4,14 +4,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from foundling.config.errors import DataError, NotScoredError
-from foundling.eval.results import BITS, TOKENS
+from foundling.eval.results import BITS, SCORES_FILE, TOKENS, read_examples, read_scores
 from foundling.eval.significance import (
     ALPHA,
     SEEN,
@@ -22,12 +22,9 @@ from foundling.eval.significance import (
     p_value,
     times_as_many,
 )
-from foundling.runtime.run_dir import RunDir, read_lines
+from foundling.runtime.run_dir import RunDir
 
 # Where a model's scores lie: a run, one of its checkpoints, or any folder of an evaluation.
-
-SCORES = "scores.json"
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -44,14 +41,13 @@ class Evaluated:
     """One evaluation: the tasks' entries, and their examples on demand."""
 
     folder: Path
-    step: int
     tasks: dict[str, dict[str, Any]]
 
     def examples(self, task: str) -> dict[str, ScoredExample]:
         """A task's examples by id."""
         path = self.folder / f"{task}.jsonl"
         found: dict[str, ScoredExample] = {}
-        for line in read_lines(path):
+        for line in read_examples(self.folder, task):
             example = _example(line, path)
             if not example.weight:
                 continue  # a document of no bytes
@@ -81,8 +77,8 @@ def find_evaluated(source: str) -> Evaluated:
     """The evaluation that a word on the command line means: its folder, RUN (the newest step that
     was scored), RUN@STEP or RUN/checkpoints/step-N."""
     place = Path(source)
-    if (place / SCORES).is_file():
-        return _read(place)
+    if (place / SCORES_FILE).is_file():
+        return Evaluated(place, read_scores(place)["tasks"])
     at_step = re.fullmatch(r"(.+)@(\d+)", source)
     if at_step and not place.exists():
         return _of_run(RunDir(at_step[1]).require(), int(at_step[2]))
@@ -90,12 +86,15 @@ def find_evaluated(source: str) -> Evaluated:
     if number is not None and place.resolve().parent.name == "checkpoints":
         return _of_run(RunDir(place.resolve().parent.parent).require(), number)
     if place.is_dir() and not (place / "run.json").is_file():
-        raise DataError(f"{place} is neither a run nor a folder with {SCORES}; give one of them.")
+        raise DataError(
+            f"{place} is neither a run nor a folder with {SCORES_FILE}; give one of them."
+        )
     return _of_run(RunDir(place).require(), None)
 
 
 def _of_run(run: RunDir, step: int | None) -> Evaluated:
-    scored = {number: path.parent for path, number in _scored(run)}
+    found = ((_step(path.parent), path.parent) for path in run.path.glob(f"evals/*/{SCORES_FILE}"))
+    scored = {number: folder for number, folder in found if number is not None}
     if step is None and scored:
         step = max(scored)
     if step not in scored:
@@ -105,12 +104,7 @@ def _of_run(run: RunDir, step: int | None) -> Evaluated:
             f"{what} has no scores of examples (steps that have: {known}); run"
             f" `foundling eval {what} TASK` first."
         )
-    return _read(scored[step])
-
-
-def _scored(run: RunDir) -> list[tuple[Path, int]]:
-    found = [(path, _step(path.parent)) for path in (run.path / "evals").glob(f"*/{SCORES}")]
-    return [(path, number) for path, number in found if number is not None]
+    return Evaluated(scored[step], read_scores(scored[step])["tasks"])
 
 
 def _step(path: Path) -> int | None:
@@ -118,29 +112,12 @@ def _step(path: Path) -> int | None:
     return int(named[1]) if named else None
 
 
-def _read(folder: Path) -> Evaluated:
-    path = folder / SCORES
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        schema, tasks, step = found["schema"], dict(found["tasks"]), int(found.get("step", 0))
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path} is damaged; evaluate again.") from None
-    if schema != SCHEMA:
-        raise DataError(
-            f"{path} has schema {schema} and this version reads {SCHEMA}; use the version of"
-            " foundling that wrote it."
-        )
-    return Evaluated(folder, step, tasks)
-
-
 LOWER_IS_BETTER = {BITS, "bpb", "bits_per_byte", "loss", "nll", "perplexity", "ppl"}
 """Metrics of which less is more; every other one is a share or a score."""
 NO_SCORE = {TOKENS}
 """Metrics of which neither more nor less is better."""
-SAME = ("questions",)
-"""What an evaluation notes of its questions: where they differ, an id means something else."""
 ALIKE = ("limit", "dtype", "as_text", "samples", "temperature", "window")
-"""How they were put. The limit decides which solved examples come before a question."""
+"""How questions were put. The limit decides which solved examples come before one."""
 LEAST = 5
 """Examples of which one model has all right and the other none, for p < 0.05."""
 Side = Sequence[Evaluated]
@@ -220,59 +197,40 @@ def _paired(name: str, sides: Sequence[Side], notes: list[str]) -> _Task | None:
         if len(values) > 1:
             notes.append(f"{name} left out: {field} differs ({' and '.join(values)})")
             return None
-    if told := _asked_otherwise(name, [entry.get("settings") or {} for entry in entries], notes):
-        notes.append(told)
+    settings = [entry.get("settings") or {} for entry in entries]
+    differing = [
+        field
+        for field in ("questions", *ALIKE)
+        if len({str(one[field]) for one in settings if field in one}) > 1
+    ]
+    if "questions" in differing:  # an id means something else then
+        notes.append(f"{name} left out: the questions are not the same; evaluate both on one file")
         return None
+    if differing:
+        told = ", ".join(differing).replace("_", " ")
+        notes.append(f"{name}: not asked in the same way ({told}), which may be the difference")
     read = [[one.examples(name) for one in side] for side in sides]
-    every = [set(examples) for side in read for examples in side]
-    ids = sorted(set.intersection(*every))
+    every_run = [examples for side in read for examples in side]
+    ids = sorted(set.intersection(*map(set, every_run)))
     if not ids:
         notes.append(f"{name} left out: no example was put to both")
         return None
-    first = read[0][0]
+    first = every_run[0]
     means = [np.array([[one[i].score for i in ids] for one in side]) for side in read]
     weight = np.array([first[i].weight for i in ids])
-    _check_weights(name, ids, read, notes)
+    if any(not math.isclose(one[i].weight, first[i].weight) for one in every_run for i in ids):
+        notes.append(f"{name}: the examples' weights differ; A's are used, were they the same?")
     seeds = over_seeds(*([float(np.average(run, weights=weight)) for run in m] for m in means))
-    dirty = [any(one[i].contaminated for side in read for one in side) for i in ids]
+    dirty = [any(one[i].contaminated for one in every_run) for i in ids]
     return _Task(
         name,
         str(entries[0].get("metric")),
         PairedScores(means[0].mean(0), means[1].mean(0), weight),
         ~np.array(dirty),
         any(dirty),
-        seeds.to_json() if seeds else None,
-        len(set.union(*every)) - len(ids),
+        asdict(seeds) if seeds else None,
+        len(set.union(*map(set, every_run))) - len(ids),
     )
-
-
-def _asked_otherwise(name: str, settings: Sequence[Mapping[str, Any]], notes: list[str]) -> str:
-    """Why a task cannot be compared, or nothing; what only disturbs is noted."""
-    differing = [
-        field
-        for field in (*SAME, *ALIKE)
-        if len({str(one[field]) for one in settings if field in one}) > 1
-    ]
-    for field in differing:
-        if field in SAME:
-            return f"{name} left out: the questions are not the same; evaluate both on one file"
-    told = ", ".join(field.replace("_", " ") for field in differing)
-    if differing:
-        notes.append(f"{name}: not asked in the same way ({told}), which may be the difference")
-    return ""
-
-
-def _check_weights(
-    name: str,
-    ids: Sequence[str],
-    read: Sequence[Sequence[Mapping[str, ScoredExample]]],
-    notes: list[str],
-) -> None:
-    """An example has one length, whoever reads it."""
-    first = read[0][0]
-    others = [one for side in read for one in side]
-    if any(not math.isclose(one[i].weight, first[i].weight) for one in others for i in ids):
-        notes.append(f"{name}: the examples' weights differ; A's are used, were they the same?")
 
 
 def _together(found: Sequence[_Task], notes: list[str]) -> list[_Task]:

@@ -7,6 +7,7 @@ evaluation given it scores the examples apart.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from foundling.config.errors import DataError
 from foundling.data.build.decontaminate import WORDS, Owned, evaluation_texts, normalised
 from foundling.data.dataset import TOKENIZER_FOLDER
-from foundling.eval.results import EVERY_S, Clock
+from foundling.eval.results import EVERY_S
 from foundling.runtime.files import write_text_atomic
 from foundling.tasks.base import Task
 from foundling.tasks.in_context import IclTask
@@ -91,15 +92,14 @@ def look_for(
     owned = Owned.of(every)
     hit: set[int] = set()
     documents = dirty = 0
-    clock = Clock("documents", 0, None)
-    told = 0.0
+    told = time.monotonic()
     for text in texts:
         documents += 1
         repeated = owned.repeated(text)
         hit |= repeated
         dirty += bool(repeated)
-        if tell and clock.seconds - told > EVERY_S:
-            told = clock.seconds
+        if tell and time.monotonic() - told > EVERY_S:
+            told = time.monotonic()
             tell(f"  {documents:,} documents, {len(hit):,} examples found")
     if not documents:
         raise DataError("the data set holds no text to look through.")
@@ -111,7 +111,7 @@ def look_for(
         {
             name: TaskOverlap(
                 n=len(examples),
-                short=sum(_is_short(text) for text in examples.values()),
+                short=sum(len(normalised(text).split()) < WORDS for text in examples.values()),
                 found=tuple(found[name]),
             )
             for name, examples in asked.items()
@@ -119,10 +119,6 @@ def look_for(
         documents,
         dirty,
     )
-
-
-def _is_short(text: str) -> bool:
-    return len(normalised(text).split()) < WORDS
 
 
 def _own_texts(task: IclTask | Task) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from foundling.config.errors import CheckpointError, DataError
 from foundling.config.packing_spec import stored_in
 from foundling.data.dataset import DataSet, held_out
 from foundling.eval.bits_per_byte import BpbScore, headline, held_out_bpb, kinds_of
+from foundling.eval.contamination import read_contaminated
 from foundling.eval.lm_eval_run import Harness
 from foundling.eval.quiz import run_quiz
 from foundling.eval.results import SCORES_FILE, TRAINING, Results, read_scores
@@ -93,7 +94,7 @@ def evaluate(
         task = HamletQuiz(material.village, QUIZ_SEED, quiz_questions)
         as_text = not bundle.is_chat
         score = run_quiz(engine, bundle.tokenizer, task, as_text=as_text)
-        result["quiz"] = {**score.to_json(), "asked": "as text" if as_text else "as chat"}
+        result["quiz"] = {**score, "asked": "as text" if as_text else "as chat"}
     elif material.lost and quiz_questions:
         tell(f"no quiz: {', '.join(material.lost)}, which would name a village, cannot be read")
     result["seconds"] = round(time.time() - started, 3)
@@ -144,7 +145,7 @@ def _measure_text(
         "full_floor_bpb": found["floor_bpb"],
         "by_kind": kinds_of(scores, shares),
         **{size: sum(getattr(score, size) for score in scores.values()) for size in sizes},
-        "by_source": {folder: score.to_json() for folder, score in scores.items()},
+        "by_source": {folder: asdict(score) for folder, score in scores.items()},
     }
 
 
@@ -289,12 +290,13 @@ def score(request: EvalRequest) -> dict[str, Any]:
         folder = request.out or default_folder(bundle, request.source)
         if not request.fresh:
             on_main(lambda: refuse_others(bundle, folder))
+        ledger = bundle.meta.get("ledger", {}).values()
         results = Results(
             folder,
             source=str(request.source),
             step=bundle.step,
             stamp=stamp_of(bundle),
-            more=_tokens(bundle),
+            more={"total_tokens": sum(read["tokens"] for read in ledger)} if ledger else {},
             fresh=request.fresh and is_main(),
             akin=akin_stamps(bundle, folder),
         )
@@ -311,7 +313,7 @@ def score(request: EvalRequest) -> dict[str, Any]:
                 temperature=request.temperature,
                 seed=request.seed,
             ),
-            contaminated=_read_contaminated(request.contaminated),
+            contaminated=read_contaminated(request.contaminated) if request.contaminated else {},
             tell=request.tell,
         )
         subject = Subject(
@@ -324,31 +326,19 @@ def score(request: EvalRequest) -> dict[str, Any]:
         examine(subject, exam, results)
         asked = request.names
         if harness is not None:
-            asked |= _ask_harness(harness, request, bundle, results)
+            from foundling.eval.lm_eval_adapter import FoundlingLM
+
+            model = FoundlingLM(
+                bundle=bundle,
+                device=request.device,
+                dtype=request.dtype,
+                batch_tokens=request.batch or None,
+                max_length=request.max_length,
+            )
+            table = harness.run(model)
+            on_main(lambda: results.close_all(table))
+            asked |= set(table)
     return {**read_scores(folder), "asked": sorted(asked)} if is_main() else {}
-
-
-def _ask_harness(
-    harness: Harness, request: EvalRequest, bundle: Bundle, results: Results
-) -> set[str]:
-    """Names under which the scores of the lm: tasks stand in the results now."""
-    from foundling.eval.lm_eval_adapter import FoundlingLM
-
-    model = FoundlingLM(
-        bundle=bundle,
-        device=request.device,
-        dtype=request.dtype,
-        batch_tokens=request.batch or None,
-        max_length=request.max_length,
-    )
-    table = harness.run(model)
-
-    def close() -> None:
-        for name, (entry, lines) in table.items():
-            results.close(name, entry, lines)
-
-    on_main(close)
-    return set(table)
 
 
 def default_folder(bundle: Bundle, source: str) -> Path:
@@ -433,16 +423,3 @@ def akin_stamps(bundle: Bundle, folder: Path) -> str:
     if not RunDir(bundle.run).exists:
         return ""
     return TRAINING if folder.resolve() == default_folder(bundle, "").resolve() else ""
-
-
-def _tokens(bundle: Bundle) -> dict[str, Any]:
-    ledger = bundle.meta.get("ledger", {})
-    return {"total_tokens": sum(read["tokens"] for read in ledger.values())} if ledger else {}
-
-
-def _read_contaminated(path: Path | None) -> dict[str, frozenset[str]]:
-    if path is None:
-        return {}
-    from foundling.eval.contamination import read_contaminated
-
-    return read_contaminated(path)

@@ -68,10 +68,6 @@ class Wording:
             ids += [self.special_ids[part]] if number % 2 else next(plain)
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """What was said, without special tokens."""
-        return self.tokenizer.decode(ids, skip_special=True)
-
     def chat(self, messages: Sequence[Mapping[str, str]], opens: bool = True) -> str:
         """A conversation as text: the assistant's turn opened behind it, or (not `opens`) its last
         message left open to be gone on with."""
@@ -85,12 +81,6 @@ class Wording:
         elif turns:
             turns[-1] = turns[-1].removesuffix(names["end"])
         return self.bos + "".join(turns)
-
-
-def begins_with_bos(bundle: Bundle) -> bool:
-    """Whether the model expects BOS before a text: one of ours was trained so, document by
-    document; of another's, its tokenizer knows."""
-    return bool(bundle.meta) or bundle.tokenizer.adds_bos
 
 
 # Text written by the model until it says one of the stop strings.
@@ -191,10 +181,11 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
         self._device = choice.device
         self.bundle = bundle or load_bundle(path, choice.device)
         self.tokenizer = self.bundle.tokenizer
-        asked = add_bos_token
-        self.wording = Wording(
-            self.tokenizer, begins_with_bos(self.bundle) if asked is None else _truth(asked)
-        )
+        # One of ours was trained with BOS, document by document; of another's, its tokenizer knows.
+        begins = bool(self.bundle.meta) or self.tokenizer.adds_bos
+        if add_bos_token is not None:  # from a command line it may come as text
+            begins = str(add_bos_token).lower() in ("true", "1", "yes")
+        self.wording = Wording(self.tokenizer, begins)
         model = self.bundle.model
         self.max_length = int(max_length or model.max_positions or self.bundle.context)
         self.engine = evaluation_engine(
@@ -228,7 +219,7 @@ class FoundlingLM(TemplateLM):  # type: ignore[misc]
     @property
     def max_gen_toks(self) -> int:
         """New tokens where a task does not say."""
-        return manner({}).max_new_tokens
+        return DEFAULT_NEW_TOKENS
 
     @property
     def tokenizer_name(self) -> str:
@@ -394,11 +385,6 @@ def _device(name: str | None, dtype: str, world: World) -> DeviceChoice:
         return choose_device("auto", dtype, world.local_rank)
     kind, _, number = str(name).partition(":")
     return choose_device(kind, dtype, int(number) if number else world.local_rank)
-
-
-def _truth(value: Any) -> bool:
-    """A flag as it comes from a command line."""
-    return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
 
 
 def _rows(batch_size: int | str | None, max_batch_size: int | None) -> int:

@@ -57,10 +57,12 @@ class Results:
         self.tasks: dict[str, dict[str, Any]] = {}
         self.core: dict[str, Any] | None = None
         known = read_scores(folder) if (folder / SCORES_FILE).is_file() and not fresh else {}
-        written = str(known.get("stamp", stamp))
-        is_ours = written == stamp or bool(akin and written.startswith(akin))
+        theirs = str(known.get("stamp", stamp))
+        is_ours = theirs == stamp or bool(akin and theirs.startswith(akin))
         if is_ours and known.get("step") == step:
-            self._head = {**known_words(known), **self._head}
+            written = ("schema", "stamp", "time", "tasks", "core")
+            kept = {name: value for name, value in known.items() if name not in written}
+            self._head = {**kept, **self._head}
             self.tasks, self.core = known["tasks"], known.get("core")
         if fresh:
             for part in folder.glob("*.part-*"):
@@ -102,6 +104,11 @@ class Results:
             with contextlib.suppress(OSError):
                 part.unlink()
 
+    def close_all(self, tasks: Mapping[str, tuple[Mapping[str, Any], Sequence[Line]]]) -> None:
+        """Finish several: by name, what scores.json says of each and its examples."""
+        for name, (entry, lines) in tasks.items():
+            self.close(name, entry, lines)
+
     def write(self) -> None:
         """scores.json as it is now."""
         scores = {
@@ -118,24 +125,19 @@ class Results:
         return {"stamp": self._stamp, "settings": dict(settings)}
 
 
-def known_words(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """What scores.json says besides the scores."""
-    written = ("schema", "stamp", "time", "tasks", "core")
-    return {name: value for name, value in scores.items() if name not in written}
-
-
 def read_scores(folder: Path) -> dict[str, Any]:
     """scores.json of a folder."""
     path = folder / SCORES_FILE
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        schema, _ = found["schema"], dict(found["tasks"])
     except FileNotFoundError:
         raise DataError(f"{folder} holds no scores.json; evaluate into it first.") from None
-    except ValueError:
+    except (ValueError, KeyError, TypeError):
         raise DataError(f"{path} is damaged; delete it and evaluate again.") from None
-    if found.get("schema") != SCHEMA:
+    if schema != SCHEMA:
         raise DataError(
-            f"{path} has schema {found.get('schema')} and this version reads {SCHEMA}; use the"
+            f"{path} has schema {schema} and this version reads {SCHEMA}; use the"
             " version of foundling that wrote it."
         )
     return found
@@ -159,6 +161,12 @@ def mean_score(name: str, lines: Sequence[Line]) -> Score:
     return Score(name=name, value=value, n=len(lines), stderr=math.sqrt(spread) / total)
 
 
+def plain_entry(name: str, lines: Sequence[Line], metric: str) -> dict[str, Any]:
+    """What scores.json says of any task."""
+    score = mean_score(name, lines)
+    return {"value": score.value, "metric": metric, "n": score.n, "stderr": score.stderr}
+
+
 def apart(name: str, lines: Sequence[Line]) -> dict[str, Any]:
     """The scores of contaminated examples and of the others, where somebody has looked."""
     if not any("contaminated" in line for line in lines):
@@ -173,11 +181,9 @@ def apart(name: str, lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-# Scores as a table for a person, each with what it rests on.
-
-
 def describe_tasks(scores: Mapping[str, Any], names: Container[str] | None = None) -> list[str]:
-    """One line a task, then CORE; where `names` are given, no others that the folder has."""
+    """For a person: one line a task, then CORE; where `names` are given, no others that the folder
+    has."""
     lines = [f"{'task':<34} {'value':>8} {'±':>7} {'centred':>8} {'n':>7}"]
     for name, entry in scores["tasks"].items():
         if names is not None and name not in names:
@@ -231,8 +237,6 @@ def _details(entry: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {prompt}{text!r}")
     return lines
 
-
-# How far an evaluation has come: a line now and then, with the time that is left.
 
 EVERY_S = 5.0
 

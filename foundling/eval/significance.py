@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -213,10 +212,6 @@ class Seeds:
     """Of a run's score around its side's mean."""
     needed: int | None
     """Runs a side that would show this difference."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return dict(vars(self))
 
 
 def over_seeds(a: Sequence[float], b: Sequence[float]) -> Seeds | None:

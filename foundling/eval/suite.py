@@ -9,22 +9,22 @@ import hashlib
 import inspect
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from foundling.config.errors import DataError
+from foundling.data.dataset import HeldOutDoc
 from foundling.eval.bits_per_byte import (
-    HeldOut,
     bpb_entry,
     bpb_line,
     document_ids,
     document_losses,
     scales_of,
 )
-from foundling.eval.results import TOKENS, Clock, Line, Results, apart, mean_score
+from foundling.eval.results import TOKENS, Clock, Line, Results, apart, plain_entry
 from foundling.eval.task_scoring import (
     Asking,
     evaluation_engine,
@@ -37,7 +37,7 @@ from foundling.generate.engine import Engine
 from foundling.model.transformer import Transformer
 from foundling.plan.serving import LONGEST_TASK
 from foundling.runtime.dist import combine_on_main, is_main, on_main, rank_and_size
-from foundling.tasks.base import Example, Score, Task
+from foundling.tasks.base import Score, Task
 from foundling.tasks.core import centered, core_score
 from foundling.tasks.in_context import SHUFFLE_SEED, IclTask
 from foundling.tasks.knowledge import OPEN_PROMPTS
@@ -51,7 +51,7 @@ COMPLETION_TOKENS = 48
 class HeldOutText:
     """The documents that bpb is scored on."""
 
-    sources: Mapping[str, Sequence[HeldOut]]
+    sources: Mapping[str, Sequence[HeldOutDoc]]
     shares: Mapping[str, float]
     """Each source's share of the mixture."""
     name: str = "full_bpb"
@@ -189,14 +189,11 @@ def _job(subject: Subject, exam: Exam, engine: Engine, name: str, task: AnyTask 
 
 def _icl_job(subject: Subject, engine: Engine, task: IclTask, settings: Mapping[str, Any]) -> _Job:
     def entry(lines: list[Line]) -> dict[str, Any]:
-        score = mean_score(task.name, lines)
+        plain = plain_entry(task.name, lines, "accuracy")
         return {
-            "value": score.value,
-            "metric": "accuracy",
-            "n": score.n,
-            "stderr": score.stderr,
+            **plain,
             "baseline": task.baseline,
-            "centered": centered(score.value, task.baseline),
+            "centered": centered(plain["value"], task.baseline),
             "shots": task.shots,
             "kind": task.kind,
         }
@@ -215,14 +212,18 @@ def _generative_job(
 ) -> _Job:
     every = examples_of(task)
     questions = _digest([f"{e.key} {e.messages} {getattr(e, 'answer', '')}" for e in every])
-    examples = _some(every, exam.limit)
+    # In an order that has nothing to do with the file's: MMLU's is by subject, and its beginning is
+    # algebra.
+    examples = list(every)
+    if 0 < exam.limit < len(every):
+        random.Random(SHUFFLE_SEED).shuffle(examples)
+        examples = examples[: exam.limit]
 
     def entry(lines: list[Line]) -> dict[str, Any]:
-        score = mean_score(task.name, lines)
-        fields = {"value": score.value, "metric": "accuracy", "n": score.n, "stderr": score.stderr}
+        fields = plain_entry(task.name, lines, "accuracy")
         baseline = getattr(task, "baseline", None)
         if baseline is not None:
-            fields |= {"baseline": baseline, "centered": centered(score.value, baseline)}
+            fields |= {"baseline": baseline, "centered": centered(fields["value"], baseline)}
         asked = "as text" if exam.asking.as_text or getattr(task, "as_text", False) else "as chat"
         return {**fields, "asked": asked, **summary(lines)}
 
@@ -231,7 +232,7 @@ def _generative_job(
         settings={
             **settings,
             "limit": exam.limit,
-            **exam.asking.to_json(),
+            **asdict(exam.asking),
             "questions": questions,
             "grader": _grader(task),
         },
@@ -246,16 +247,6 @@ def _generative_job(
         ),
         entry=entry,
     )
-
-
-def _some(examples: Sequence[Example], limit: int) -> Sequence[Example]:
-    """The first of them in an order that has nothing to do with the file's: MMLU's is by subject,
-    and its beginning is algebra."""
-    if not limit or limit >= len(examples):
-        return examples
-    mixed = list(examples)
-    random.Random(SHUFFLE_SEED).shuffle(mixed)
-    return mixed[:limit]
 
 
 def _digest(texts: Iterable[str | bytes]) -> str:
@@ -337,9 +328,8 @@ def _completions_job(subject: Subject, engine: Engine, limit: int) -> _Job:
         )
 
     def entry(lines: list[Line]) -> dict[str, Any]:
-        score = mean_score(COMPLETIONS, lines)
-        fields = {"value": score.value, "metric": TOKENS, "n": score.n, "stderr": score.stderr}
-        return {**fields, "texts": {line["prompt"]: line["text"] for line in lines}}
+        texts = {line["prompt"]: line["text"] for line in lines}
+        return {**plain_entry(COMPLETIONS, lines, TOKENS), "texts": texts}
 
     count = min(limit or len(OPEN_PROMPTS), len(OPEN_PROMPTS))
     ids = [str(place) for place in range(count)]

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from foundling.config.errors import ConfigError
+from foundling.eval.results import Line
 from foundling.generate.engine import Engine
 from foundling.generate.request import Request, TokenScores
 from foundling.generate.sampling import Sampling, derived_seed
@@ -79,8 +80,6 @@ def reply_request(
 DEFAULT_REPLY_TOKENS = 128
 NEXT_QUESTION = "\nQuestion:"
 
-GeneratedLine = dict[str, Any]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
@@ -98,15 +97,6 @@ class Asking:
                 f"{self.samples} samples at temperature 0 are all the same; give --temperature."
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """What decides the result."""
-        return {
-            "as_text": self.as_text,
-            "samples": self.samples,
-            "temperature": self.temperature,
-            "seed": self.seed,
-        }
-
 
 def run_generative(
     engine: Engine,
@@ -114,7 +104,7 @@ def run_generative(
     task: Task,
     examples: Sequence[Example],
     asking: Asking,
-    done: Callable[[list[GeneratedLine]], None],
+    done: Callable[[list[Line]], None],
 ) -> None:
     """Ask these examples of `task`; `done` gets each one's line when all its replies are there."""
     limit = int(getattr(task, "max_new_tokens", DEFAULT_REPLY_TOKENS))
@@ -165,10 +155,10 @@ def _cut(text: str, stops: Collection[str]) -> str:
     return text[: min(ends, default=len(text))]
 
 
-def _generated_line(task: Task, example: Example, replies: Sequence[str]) -> GeneratedLine:
+def _generated_line(task: Task, example: Example, replies: Sequence[str]) -> Line:
     grades = [graded(task, example, reply) for reply in replies]
     right = sum(bool(grade.correct) for grade in grades)
-    line: GeneratedLine = {"id": example.key, "score": right / len(grades), "weight": 1.0}
+    line: Line = {"id": example.key, "score": right / len(grades), "weight": 1.0}
     if len(grades) > 1:
         line |= {"samples": len(grades), "right": right}
     measured = [f1 for grade in grades if (f1 := getattr(grade, "f1", None)) is not None]
@@ -182,7 +172,7 @@ def pass_at(k: int, n: int, right: int) -> float:
     return 1.0 if n - right < k else 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
-def summary(lines: Sequence[GeneratedLine]) -> dict[str, Any]:
+def summary(lines: Sequence[Line]) -> dict[str, Any]:
     """What a generative task has besides its accuracy: mean F1, pass@k."""
     more: dict[str, Any] = {}
     if lines and all("f1" in line for line in lines):
@@ -208,9 +198,6 @@ AT_ONCE = 64
 AT_HAND = 2048
 """Questions that are sorted by length together: all tokens of a large task are gigabytes."""
 
-InContextLine = dict[str, Any]
-"""One example's result as it is written down."""
-
 
 @dataclass(frozen=True)
 class Span:
@@ -226,7 +213,7 @@ def run_icl(
     tokenizer: Tokenizer,
     task: IclTask,
     places: Sequence[int],
-    done: Callable[[list[InContextLine]], None],
+    done: Callable[[list[Line]], None],
 ) -> None:
     """Judge the questions at these places of `task`; `done` gets each one's line when all its texts
     are scored."""
@@ -292,19 +279,17 @@ def _cropped(span: Span, max_positions: int | None) -> Span:
     return Span(span.tokens[over:], max(1, span.start - over))
 
 
-def judged(question: InContextQuestion, scores: Sequence[TokenScores]) -> InContextLine:
+def judged(question: InContextQuestion, scores: Sequence[TokenScores]) -> Line:
     """Right or wrong, and what it rests on."""
+    more: dict[str, Any]
     # Nats per token; NaN for a text of which nothing is judged.
     means = [one.nats / len(one.logprobs) if one.logprobs else math.nan for one in scores]
     if question.kind == "language_modeling":
-        return _in_context_line(question, scores[0].exact, {"loss": round(means[0], 6)})
-    # The first of equals; a mean of nothing (NaN) wins only if it comes first, as in Python's min.
-    chosen = means.index(min(means))
-    losses = [round(mean, 6) for mean in means]
-    return _in_context_line(question, chosen == question.gold, {"chosen": chosen, "losses": losses})
-
-
-def _in_context_line(
-    question: InContextQuestion, right: bool, more: dict[str, Any]
-) -> InContextLine:
+        right, more = scores[0].exact, {"loss": round(means[0], 6)}
+    else:
+        # The first of equals; a mean of nothing (NaN) wins only if it comes first, as in Python's
+        # min.
+        chosen = means.index(min(means))
+        right = chosen == question.gold
+        more = {"chosen": chosen, "losses": [round(mean, 6) for mean in means]}
     return {"id": question.id, "score": float(right), "weight": 1.0, **more}

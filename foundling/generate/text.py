@@ -6,7 +6,7 @@ read its pieces of text. `TextModel` is what `foundling.load` gives.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -225,7 +225,9 @@ class TextModel:
         max_tokens (int): the longest reply; None: what fits into the rows that the model was
         trained on. All else as of `generate`, but for n.
         """
-        prompt = self._tokenizer.prompt(_messages(messages))
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        prompt = self._tokenizer.prompt(messages)
         most = self._room(prompt) if max_tokens is None else max_tokens
         [reply] = self._texts([prompt], most, self._manner(temperature, stop, more))
         return reply
@@ -319,11 +321,10 @@ class TextModel:
             warn(f"the model ends at position {limit:,}, before {max_tokens:,} new tokens.")
             max_tokens = limit - len(ids)
         # Each prompt of a list has randomness of its own, or equal prompts would go on equally.
-        fields = {**vars(how.sampling), "seed": derived_seed(how.sampling.seed, number)}
         return Request(
             prompt=ids,
             max_tokens=max_tokens,
-            sampling=Sampling(**fields),
+            sampling=replace(how.sampling, seed=derived_seed(how.sampling.seed, number)),
             stop_ids=frozenset() if how.ignore_eos else self._tokenizer.stop_ids,
             min_tokens=how.min_tokens,
             grammar=how.grammar,
@@ -338,10 +339,6 @@ class _Manner(NamedTuple):
     min_tokens: int = 0
     ignore_eos: bool = False
     grammar: Grammar | None = None
-
-
-def _messages(messages: str | Sequence[Message]) -> Sequence[Message]:
-    return [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
 
 
 def _warn_of_length(longest: int, context: int) -> None:

@@ -140,25 +140,19 @@ def stages_of(lineage: Sequence[RunData]) -> list[LifeStage]:
     offset = begin = 0.0
     for place, data in enumerate(lineage):
         after = lineage[place + 1] if place + 1 < len(lineage) else None
-        left = None if after is None else _parent_step(after)
-        read = data.total_tokens if left is None else data.tokens_by(left)
+        left = None if after is None else number(_parent(after), "step")
+        read = data.total_tokens if left is None else data.tokens_by(int(left))
         end = max(begin, offset + read)
         found.append(LifeStage(data, offset, begin, end))
-        if after is not None and not _is_branch(after):
+        if after is not None and _parent(after).get("kind") != "branch":
             offset = end
         begin = end
     return found
 
 
-def _parent_step(data: RunData) -> int | None:
+def _parent(data: RunData) -> Mapping[str, Any]:
     stated = data.info.get("parent")
-    step = stated.get("step") if isinstance(stated, Mapping) else None
-    return int(step) if is_number(step) else None  # type: ignore[arg-type]
-
-
-def _is_branch(data: RunData) -> bool:
-    stated = data.info.get("parent")
-    return isinstance(stated, Mapping) and stated.get("kind") == "branch"
+    return stated if isinstance(stated, Mapping) else {}
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,11 @@ def plain(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
+def three_digits(value: float) -> str:
+    """1234.5 as 1.23e+03."""
+    return f"{value:.3g}"
+
+
 def scientific(value: float) -> str:
     """Learning rates: 0.003 as 3e-3."""
     if value == 0:

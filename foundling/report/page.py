@@ -7,7 +7,7 @@ another machine. Rejected: a notebook or a dashboard server (neither can be mail
 import json
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def _chapter(data: RunData, chapters: dict[Path, RunData], *, scored: bool) -> M
         tag("h2", f"{stage_name(data.stage)}: {data.name}"),
         run_lead(data),
         run_charts(data),
-        scores(data) if scored else Markup(""),
+        scores(data) if scored else EMPTY,
         samples(data),
         reading(data),
         plan(data),
@@ -207,15 +207,12 @@ def _bits_tile(data: RunData) -> Markup:
 
 
 def _parameters(data: RunData) -> tuple[str, str]:
-    predicted = data.info.get("plan", {}).get("predicted", {})
-    for name, value in numbers_of(predicted):
+    config = data.config
+    shape = f"{config.model.layers} layers, {config.model.dim} wide" if config else ""
+    for name, value in numbers_of(data.info.get("plan", {}).get("predicted", {})):
         if name.rpartition(".")[2] in ("parameters", "params", "all") and is_number(value):
-            return compact(value), _shape(data.config)
+            return compact(value), shape
     return "", ""
-
-
-def _shape(config: RunConfig | None) -> str:
-    return f"{config.model.layers} layers, {config.model.dim} wide" if config else ""
 
 
 def lineage_strip(lineage: Sequence[RunData]) -> Markup:
@@ -346,7 +343,7 @@ def settings(data: RunData, parent: RunData | None) -> Markup:
     parts: list[Markup] = []
     if parent is not None and parent.config is not None:
         parts.append(_differences(parent, data, parent.config, data.config))
-    rows = [(name, tag("code", value)) for name, value in _flat(data.config)]
+    rows = [(name, tag("code", _setting(value))) for name, value in flatten(data.config)]
     every = table("The resolved config", ["setting", "value"], rows, "text")
     parts.append(tag("details", tag("summary", "All settings"), every))
     return join(parts)
@@ -363,11 +360,6 @@ def _differences(parent: RunData, data: RunData, old: RunConfig, new: RunConfig)
     ]
     head = ["setting", parent.name, data.name]
     return join([title, table("Settings that differ from the parent run", head, rows, "text")])
-
-
-def _flat(config: RunConfig) -> Iterator[tuple[str, str]]:
-    for name, value in flatten(config):
-        yield name, _setting(value)
 
 
 def _setting(value: Any) -> str:
@@ -387,7 +379,9 @@ def events(data: RunData) -> Markup:
             date(line["time"]) if is_number(line.get("time")) else "",
             line.get("event", ""),
             ", ".join(
-                f"{k} {_value_text(v)}" for k, v in line.items() if k not in ("time", "event")
+                f"{k} {json.dumps(v) if isinstance(v, (Mapping, list)) else v}"
+                for k, v in line.items()
+                if k not in ("time", "event")
             ),
         )
         for line in data.events
@@ -395,10 +389,6 @@ def events(data: RunData) -> Markup:
     caption = "Starts, resumes, failures and changed settings"
     listed = table(caption, ["when", "what", ""], rows, "text")
     return tag("details", tag("summary", f"{len(rows)} events"), listed)
-
-
-def _value_text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, (Mapping, list)) else str(value)
 
 
 # The final evaluation as tables: the quiz with its sample sizes, bits per byte by kind.
@@ -411,18 +401,16 @@ SHARES = (
     ("known_wrongly_declined", "", "", "declined, of facts it could know (lower is better)"),
 )
 SHOWN_REPLIES = 8
-NO_SCORE = Markup("")
 
 
 def scores(data: RunData) -> Markup:
     """Everything `foundling eval` found out about a run."""
-    parts = [_quiz(data.final.get("quiz")), _bits(data.final)]
-    return join(part for part in parts if part)
+    return join([_quiz(data.final.get("quiz")), _bits(data.final)])
 
 
 def _quiz(quiz: object) -> Markup:
     if not isinstance(quiz, Mapping) or not is_number(quiz.get("accuracy")):
-        return NO_SCORE
+        return EMPTY
     rows = [
         _share(label, quiz.get(name), quiz.get(n or f"{name}_n"), quiz.get(e or f"{name}_stderr"))
         for name, n, e, label in SHARES
@@ -459,18 +447,21 @@ def _share(label: str, value: Any, n: Any, stderr: Any) -> list[object]:
     if not is_number(value):
         return [label, "", "", n or 0, ""]
     error = f"\u00b1 {percent(stderr)}" if is_number(stderr) else ""
-    return [label, percent(value), meter(value), f"{n:,}" if is_number(n) else "", error]
+    bar = _meter(min(max(value, 0.0), 1.0))
+    return [label, percent(value), bar, f"{n:,}" if is_number(n) else "", error]
 
 
-def meter(share: float, class_: str | None = None) -> Markup:
+def _meter(share: float, inner: float | None = None) -> Markup:
     """A small bar; it repeats the number, so it is hidden from screen readers."""
-    width = f"width:{100 * min(max(share, 0.0), 1.0):.1f}%"
-    return tag("span", tag("i", style=width, class_=class_), class_="meter", aria_hidden="true")
+    bars = [tag("i", style=f"width:{100 * share:.1f}%")]
+    if inner is not None:
+        bars.append(tag("i", style=f"width:{100 * inner:.1f}%", class_="low"))
+    return tag("span", *bars, class_="meter", aria_hidden="true")
 
 
 def _replies(replies: object) -> Markup:
     if not isinstance(replies, Sequence) or not replies:
-        return NO_SCORE
+        return EMPTY
     answers = [reply for reply in replies if isinstance(reply, Mapping)]
     right = [reply for reply in answers if reply.get("correct")]
     wrong = [reply for reply in answers if not reply.get("correct")]
@@ -494,7 +485,7 @@ def _reply(reply: Mapping[str, Any]) -> tuple[object, object, object]:
 def _bits(final: Line) -> Markup:
     kinds, every = final.get("by_kind"), number(final, "full_bpb")
     if every is None or not isinstance(kinds, Mapping):
-        return NO_SCORE
+        return EMPTY
     most = max([*(number(score, "bpb") or 0.0 for score in kinds.values()), every])
     rows = [_kind(kind, score, most) for kind, score in kinds.items()]
     head = ["kind of document", "bits per byte", "", "floor", "above the floor", "text"]
@@ -522,13 +513,10 @@ def _kind(label: str, score: Mapping[str, Any], most: float) -> list[object]:
     bits, floor, size = (number(score, name) for name in ("bpb", "floor_bpb", "bytes"))
     if bits is None:
         return [label, "", "", "", "", ""]
-    bars = [tag("i", style=f"width:{100 * bits / most:.1f}%")]
-    if floor is not None:
-        bars.append(tag("i", style=f"width:{100 * floor / most:.1f}%", class_="low"))
     return [
         label,
         f"{bits:.3f}",
-        tag("span", *bars, class_="meter", aria_hidden="true"),
+        _meter(bits / most, None if floor is None else floor / most),
         "" if floor is None else f"{floor:.3f}",
         "" if floor is None else f"{bits - floor:+.3f}",
         "" if size is None else f"{compact(size)} bytes",

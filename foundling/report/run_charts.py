@@ -1,6 +1,7 @@
 """Charts of a run, and of all stages of a model's life."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from foundling.config.errors import RunError
 from foundling.report.lineage import CLOCKED, LifeStage, Scored, Series, score_series, stages_of
@@ -14,12 +15,11 @@ from foundling.report.markup import (
     plain,
     scientific,
     tag,
+    three_digits,
 )
 from foundling.report.svg_chart import (
-    SMALL,
     WIDE,
     BinWidth,
-    Boundary,
     Chart,
     Curve,
     Level,
@@ -40,22 +40,18 @@ def run_charts(data: RunData) -> Markup:
 
 
 def _loss(data: RunData) -> Chart:
-    train, held_out = data.curve("loss"), data.eval_curve("loss")
-    floor = _floor(data, "floor_loss")
-    levels = [Level(label=f"floor {floor:.3f}", value=floor)] if floor else []
+    train = data.curve("loss")
+    levels = _floor(data, "floor_loss")
     description = _describe(train, "Training loss in nats per token", fixed(3))
-    if floor:
-        description += f" No model can do better than {floor:.3f} on the held-out text."
+    if levels:
+        description += f" No model can do better than {levels[0].value:.3f} on the held-out text."
     return Chart(
         title="Loss",
         description=description,
-        curves=[
-            Curve(label="training", points=train),
-            Curve(label="held out", points=held_out, colour="var(--b)", marks=True),
-        ],
+        curves=[Curve(label="training", points=train), _held_out(data.eval_curve("loss"))],
         levels=levels,
         y_label="nats per token",
-        y_format=lambda value: f"{value:.3g}",
+        y_format=three_digits,
         log=True,
         size=WIDE,
     )
@@ -65,27 +61,26 @@ def _bits(data: RunData) -> Chart | None:
     points = data.eval_curve("bpb")
     if not len(points):
         return None
-    floor = _floor(data, "floor_bpb")
     return Chart(
         title="Held-out bits per byte",
         description=_describe(points, "Bits per byte of held-out text", fixed(3)),
-        curves=[Curve(label="held out", points=points, colour="var(--b)", marks=True)],
-        levels=[Level(label=f"floor {floor:.3f}", value=floor)] if floor else [],
+        curves=[_held_out(points)],
+        levels=_floor(data, "floor_bpb"),
         y_label="bits per byte",
-        y_format=lambda value: f"{value:.3g}",
+        y_format=three_digits,
         log=True,
-        size=SMALL,
     )
 
 
+def _held_out(points: Points) -> Curve:
+    return Curve(label="held out", points=points, colour="var(--b)", marks=True)
+
+
 def _rate(data: RunData) -> Chart:
-    points = data.curve("lr")
-    return Chart(
-        title="Learning rate",
-        description=_describe(points, "Learning rate", scientific),
-        curves=[Curve(label="learning rate", points=points)],
-        y_label="learning rate",
-        y_format=scientific,
+    return _of_steps(
+        data.curve("lr"),
+        ("Learning rate", "Learning rate", "learning rate", "learning rate"),
+        scientific,
         from_zero=True,
     )
 
@@ -94,60 +89,58 @@ def _norm(data: RunData) -> Chart:
     points = data.curve("grad_norm")
     clip = data.config.optim.clip if data.config else 0.0
     reached = clip and points[:, 1].max(initial=0.0) >= clip / 2
-    return Chart(
-        title="Gradient norm, before clipping",
-        description=_describe(points, "Global gradient norm", plain),
-        curves=[Curve(label="norm", points=points)],
+    return _of_steps(
+        points,
+        ("Gradient norm, before clipping", "Global gradient norm", "norm", "norm"),
+        plain,
         levels=[Level(label=f"clipped above {clip:g}", value=clip)] if reached else [],
-        y_label="norm",
-        y_format=lambda value: f"{value:.3g}",
+        y_format=three_digits,
         log=True,
     )
 
 
 def _speed(data: RunData) -> Chart:
-    points = data.curve("tokens_per_s")
-    return Chart(
-        title="Throughput",
-        description=_describe(points, "Tokens per second", compact),
-        curves=[Curve(label="tokens a second", points=points)],
-        y_label="tokens per second",
-        y_format=compact,
+    return _of_steps(
+        data.curve("tokens_per_s"),
+        ("Throughput", "Tokens per second", "tokens a second", "tokens per second"),
+        compact,
         from_zero=True,
     )
 
 
 def _update(data: RunData) -> Chart | None:
     points = data.curve("update_ratio")
-    if not len(points):
-        return None
-    return Chart(
-        title="Update to weight ratio",
-        description=_describe(points, "Norm of the update over norm of the weights", scientific),
-        curves=[Curve(label="ratio", points=points)],
-        y_label="update / weights",
-        y_format=scientific,
-        log=True,
-    )
+    what = "Norm of the update over norm of the weights"
+    words = ("Update to weight ratio", what, "ratio", "update / weights")
+    return _of_steps(points, words, scientific, log=True) if len(points) else None
 
 
 def _padding(data: RunData) -> Chart | None:
     points = data.curve("non_padding")
     if points[:, 1].min(initial=1.0) > 0.995:
         return None  # nothing is padded, so there is nothing to see
+    what = "Share of positions that are not padding"
+    words = ("Share of positions that hold text", what, "share", "share")
+    return _of_steps(points, words, percent, y_format=lambda value: f"{100 * value:.3g}%")
+
+
+def _of_steps(points: Points, words: tuple[str, str, str, str], show: Format, **more: Any) -> Chart:
+    """A small chart of one curve; `words` are its title, what it shows, label and axis."""
+    title, what, label, y_label = words
     return Chart(
-        title="Share of positions that hold text",
-        description=_describe(points, "Share of positions that are not padding", percent),
-        curves=[Curve(label="share", points=points)],
-        y_label="share",
-        y_format=lambda value: f"{100 * value:.3g}%",
+        title=title,
+        description=_describe(points, what, show),
+        curves=[Curve(label=label, points=points)],
+        y_label=y_label,
+        **{"y_format": show, **more},
     )
 
 
-def _floor(data: RunData, field: str) -> float:
-    """The floor of the latest evaluation that knew one; 0 if none did."""
+def _floor(data: RunData, field: str) -> list[Level]:
+    """The floor of the latest evaluation that knew one."""
     points = data.eval_curve(field)
-    return float(points[-1, 1]) if len(points) else 0.0
+    floor = float(points[-1, 1]) if len(points) else 0.0
+    return [Level(label=f"floor {floor:.3f}", value=floor)] if floor else []
 
 
 def _describe(points: Points, what: str, show: Format) -> str:
@@ -211,7 +204,7 @@ def _loss_of_life(stages: Sequence[LifeStage], width: BinWidth | None) -> Chart:
         boundaries=_boundaries(stages),
         y_label="nats per token",
         x_label=X_LABEL,
-        y_format=lambda value: f"{value:.3g}",
+        y_format=three_digits,
         log=True,
         size=WIDE,
     )
@@ -250,13 +243,12 @@ def _score(
         boundaries=_boundaries(stages),
         y_label=name,
         x_label=X_LABEL,
-        y_format=lambda value: f"{value:.3g}",
-        size=SMALL,
+        y_format=three_digits,
     )
 
 
-def _boundaries(stages: Sequence[LifeStage]) -> list[Boundary]:
-    return [Boundary(label=stage.data.name, x=stage.begin) for stage in stages[1:]]
+def _boundaries(stages: Sequence[LifeStage]) -> list[Level]:
+    return [Level(label=stage.data.name, value=stage.begin) for stage in stages[1:]]
 
 
 def _describe_stages(stages: Sequence[LifeStage]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import RunError, UserError
-from foundling.config.load import flatten
+from foundling.config.load import differences, flatten, load_run_config
 from foundling.plan.forecast import compare
 from foundling.plan.supply import added_up, asked_for, by_documents, tokens_table
 from foundling.report.lineage import TokensOfLife, tokens_of_life
@@ -64,8 +64,6 @@ def _origin(run: RunDir) -> dict[str, Any]:
 
 
 def _changes(parent: RunDir, run: RunDir) -> list[str]:
-    from foundling.config.load import differences, load_run_config
-
     try:
         found = differences(load_run_config(parent.config_path), load_run_config(run.config_path))
     except UserError:
@@ -83,29 +81,21 @@ def draw_tree(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for root in children.get(None, []):
         if root["parent"]:
             yield f"({root['parent']}, not here)"
-            yield from _draw(root, children, "", True)
-        else:
-            yield _line(root)
-            yield from _below(root, children, "")
+        yield ("└─ " if root["parent"] else "") + _line(root)
+        yield from _below(root, children, "   " if root["parent"] else "")
 
 
 def _below(
-    run: Mapping[str, Any], children: Mapping[Path | None, list[Mapping[str, Any]]], indent: str
+    run: Mapping[str, Any],
+    children: Mapping[Path | None, list[Mapping[str, Any]]],
+    indent: str,
 ) -> Iterator[str]:
     own = children.get(Path(run["path"]).resolve(), [])
     own = sorted(own, key=lambda child: (child["parent_step"] or 0, child["path"]))
     for child in own:
-        yield from _draw(child, children, indent, child is own[-1])
-
-
-def _draw(
-    run: Mapping[str, Any],
-    children: Mapping[Path | None, list[Mapping[str, Any]]],
-    indent: str,
-    is_last: bool,
-) -> Iterator[str]:
-    yield f"{indent}{'└─ ' if is_last else '├─ '}{_line(run)}"
-    yield from _below(run, children, indent + ("   " if is_last else "│  "))
+        is_last = child is own[-1]
+        yield f"{indent}{'└─ ' if is_last else '├─ '}{_line(child)}"
+        yield from _below(child, children, indent + ("   " if is_last else "│  "))
 
 
 def _line(run: Mapping[str, Any]) -> str:
@@ -228,6 +218,7 @@ ROWS = 10
 COLUMNS = ("loss", "grad_norm", "tokens_per_s", "mfu", "matmul_share")
 CLOCKED = ("bpb", "floor_bpb")
 FINAL = ("full_bpb", "full_floor_bpb")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def compare_runs(paths: Sequence[Path]) -> dict[str, Any]:
@@ -285,7 +276,7 @@ def _scores(runs: Sequence[RunData]) -> dict[str, list[float | None]]:
 
 def describe_comparison(found: Mapping[str, Any]) -> Iterator[str]:
     """The same for a person."""
-    for letter, path in zip(_letters(), found["runs"], strict=False):
+    for letter, path in zip(LETTERS, found["runs"], strict=False):
         yield f"{letter}  {path}"
     yield ""
     if found["settings"]:
@@ -295,7 +286,9 @@ def describe_comparison(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {name:<{width}}  " + "  |  ".join(values)
     else:
         yield "the settings are the same"
-    for title, table in _tables(found):
+    tables = {name: found["metrics"][name] for name in ("loss", "grad_norm", "tokens_per_s")}
+    tables |= {f"held-out {name}": table for name, table in found["evals"].items() if table}
+    for title, table in tables.items():
         yield ""
         yield from _table(title, table, len(found["runs"]))
     if found["scores"]:
@@ -305,23 +298,14 @@ def describe_comparison(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {name:<16}" + "".join(f"{_cell(value):>14}" for value in values)
 
 
-def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[int, list[float]]]]:
-    for name in ("loss", "grad_norm", "tokens_per_s"):
-        yield name, found["metrics"][name]
-    for name, table in found["evals"].items():
-        if table:
-            yield f"held-out {name}", table
-
-
 def _table(title: str, table: Mapping[int, list[float]], runs: int) -> Iterator[str]:
     if not table:
         yield f"{title}: no step is common to all of them"
         return
-    letters = "".join(f"{letter:>14}" for letter, _ in zip(_letters(), range(runs), strict=False))
-    differs = "".join(
-        f"{letter + ' - A':>14}" for letter, _ in zip(_letters()[1:], range(runs - 1), strict=False)
-    )
-    yield f"{title}\n  {'step':>8}{letters}{differs}"
+    letters = LETTERS[:runs]
+    own = "".join(f"{letter:>14}" for letter in letters)
+    gaps = "".join(f"{letter + ' - A':>14}" for letter in letters[1:])
+    yield f"{title}\n  {'step':>8}{own}{gaps}"
     for step, values in table.items():
         own = "".join(f"{_cell(value):>14}" for value in values)
         gaps = "".join(f"{value - values[0]:>+14.4g}" for value in values[1:])
@@ -330,10 +314,6 @@ def _table(title: str, table: Mapping[int, list[float]], runs: int) -> Iterator[
 
 def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:,.5g}" if abs(value) < 1e4 else f"{value:,.0f}"
-
-
-def _letters() -> str:
-    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 # `report --csv` and `--parquet`: every number of metrics.jsonl a column, a row a step.

@@ -123,16 +123,8 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Boundary:
-    """Where something else begins: a vertical line with a name."""
-
-    label: str
-    x: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Level:
-    """A horizontal line to compare with."""
+    """A line with a name: a value to compare with, or a place where something else begins."""
 
     label: str
     value: float
@@ -147,7 +139,9 @@ class Chart:
     """What a reader who cannot see the picture should know."""
     curves: Sequence[Curve]
     levels: Sequence[Level] = ()
-    boundaries: Sequence[Boundary] = ()
+    """Across."""
+    boundaries: Sequence[Level] = ()
+    """Upright."""
     y_label: str = ""
     x_label: str = "tokens"
     y_format: Format = plain
@@ -232,13 +226,13 @@ def _binned(chart: Chart, curve: Curve) -> Sequence[Bin]:
     return curve.bins or binned(curve.points, chart.size.bins)
 
 
-def _boundaries(plane: _Plane, boundaries: Sequence[Boundary]) -> Iterator[Markup]:
+def _boundaries(plane: _Plane, boundaries: Sequence[Level]) -> Iterator[Markup]:
     """Lines with their names, each in the first row where it covers no other."""
     size = plane.size
     left, right = float(size.left), float(size.width - size.right)
     rows: list[list[tuple[float, float]]] = []
     for boundary in boundaries:
-        x, most = round(plane.px(boundary.x), 1), int((right - left) / 2 / LETTER)
+        x, most = round(plane.px(boundary.value), 1), int((right - left) / 2 / LETTER)
         label = boundary.label
         label = label if len(label) <= most else label[: most - 1] + "\u2026"
         width = LETTER * len(label)
@@ -304,8 +298,7 @@ def _text(x: float, y: float, text: str, anchor: str, class_: str = "tick") -> M
 
 def _level(plane: _Plane, level: Level) -> Markup:
     y = round(plane.py(level.value), 1)
-    left, right = plane.size.left, plane.size.width - plane.size.right
-    return _stroke(left, y, right, y, "level")
+    return _stroke(plane.size.left, y, plane.size.width - plane.size.right, y, "level")
 
 
 def _band(plane: _Plane, curve: Curve, bins: Sequence[Bin]) -> Markup:

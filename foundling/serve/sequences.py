@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from foundling.config.errors import ConfigError
@@ -256,13 +257,12 @@ def _wanted(
     found, stops = list[Wanted](), _stops(request)
     for ids, tokens in prompts:
         for _ in range(request.n or 1):
-            fields = {**vars(sampling), "seed": derived_seed(sampling.seed, len(found))}
             found.append(
                 Wanted(
                     EngineRequest(
                         prompt=ids,
                         max_tokens=tokens,
-                        sampling=Sampling(**fields),
+                        sampling=replace(sampling, seed=derived_seed(sampling.seed, len(found))),
                         stop_ids=stop_ids,
                         min_tokens=request.min_tokens or 0,
                         **more,

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -169,15 +170,13 @@ class _Chat:
         """Prompt and tokens of the last answer; None where there is none, or an empty one."""
         self._on_terminal = source.isatty() and sink.isatty()
         self._colour = self._on_terminal and not os.environ.get("NO_COLOR")
-        self._commands: dict[str, Callable[[str], bool]] = {
+        self._commands: dict[str, Callable[[str], None]] = {
             "/retry": self._retry,
             "/why": self._why,
             "/system": self._instruct,
             "/save": self._save,
             "/reset": self._reset,
             "/help": self._help,
-            "/quit": lambda rest: False,
-            "/exit": lambda rest: False,
         }
 
     def run(self) -> None:
@@ -250,26 +249,26 @@ class _Chat:
     def _command(self, text: str) -> bool:
         """Obey; False ends the chat."""
         name, _, rest = text.partition(" ")
-        action = self._commands.get(name)
-        if action is None:
+        if name in ("/quit", "/exit"):
+            return False
+        if name in self._commands:
+            self._commands[name](rest.strip())
+        else:
             self._note(f"{name} is not a command; /help lists them.")
-            return True
-        return action(rest.strip())
+        return True
 
-    def _reset(self, rest: str) -> bool:
+    def _reset(self, rest: str) -> None:
         self._history.reset()
         self._question, self._last = "", None
         self._note("a new conversation.")
-        return True
 
-    def _help(self, rest: str) -> bool:
+    def _help(self, rest: str) -> None:
         self._write(HELP + "\n")
-        return True
 
-    def _retry(self, rest: str) -> bool:
+    def _retry(self, rest: str) -> None:
         if not self._question:
             self._note("there is no answer yet.")
-            return True
+            return
         if self._sampling.temperature == 0:
             self._note(f"temperature 0 has one answer only: this one is of {RETRY_TEMPERATURE:g}.")
         self._retries += 1
@@ -281,37 +280,34 @@ class _Chat:
             if last and not self._last:  # nothing came: the answer before stands
                 self._last = last
                 self._history.put_back(turns)
-        return True
 
-    def _instruct(self, rest: str) -> bool:
+    def _instruct(self, rest: str) -> None:
         if rest:
             self._history.instruct(rest)
         shown = [m["content"] for m in self._history.messages if m["role"] == "system"]
         self._note(f"system message: {printable(shown[0])}" if shown else "no system message.")
-        return True
 
-    def _save(self, rest: str) -> bool:
+    def _save(self, rest: str) -> None:
         if not rest:
             self._note("give a file: /save talk.json")
-            return True
+            return
         try:
             path = Path(rest).expanduser()
             if path.exists():
                 self._note(f"{path} exists; give another name.")
-                return True
+                return
             text = json.dumps({"messages": self._history.messages}, indent=2)
             path.write_text(text + "\n", encoding="utf-8")
             self._note(f"saved {len(self._history.messages)} messages to {path}.")
         except (OSError, RuntimeError, ValueError) as error:  # no such home, NUL in a name
             why = str(error.strerror if isinstance(error, OSError) else error).rstrip(".")
             self._note(f"{printable(rest)} cannot be written: {why}.")
-        return True
 
-    def _why(self, rest: str) -> bool:
+    def _why(self, rest: str) -> None:
         """Score the last answer again and show every token with its alternatives."""
         if self._last is None:
             self._note("the last answer is empty." if self._question else "there is no answer yet.")
-            return True
+            return
         prompt, said = self._last
         [(_, scores)] = self._text.engine.score(
             [[*prompt, *said]], [len(prompt)], top=ALTERNATIVES + 1
@@ -324,7 +320,6 @@ class _Chat:
             ][:ALTERNATIVES]
             line = f"{math.exp(logprob):7.1%}  {self._shown(id):<14}"
             self._write(line + self._coloured("note", "or " + ", ".join(others)) + "\n")
-        return True
 
     def _shown(self, id: int) -> str:
         return repr(self._bundle.tokenizer.decode([id]))
@@ -354,11 +349,11 @@ class _Chat:
         tokens: list[int] = []
         sampling = self._sampling
         if self._retries:
-            other = {
-                "seed": derived_seed(sampling.seed, self._retries),
-                "temperature": sampling.temperature or RETRY_TEMPERATURE,
-            }
-            sampling = Sampling(**{**vars(sampling), **other})
+            sampling = replace(
+                sampling,
+                seed=derived_seed(sampling.seed, self._retries),
+                temperature=sampling.temperature or RETRY_TEMPERATURE,
+            )
         request = Request(
             prompt=ids,
             max_tokens=self._history.room(ids),

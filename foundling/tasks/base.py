@@ -32,6 +32,12 @@ class Example:
     id: str = ""
     """The same for every model and subsample; empty: the index."""
 
+    @classmethod
+    def asked(cls, index: int, question: str, answer: str, kind: str, id: str = "") -> "Example":
+        """A question of one turn, whose coarse and fine class are the same."""
+        said = ({"role": "user", "content": question},)
+        return cls(index=index, messages=said, answer=answer, group=kind, kind=kind, id=id)
+
     @property
     def key(self) -> str:
         """By which the example is known in results."""

@@ -64,17 +64,12 @@ class CoreScore:
     shots: int | None = None
     """Solved examples that every task was given instead of its own number."""
 
-    @property
-    def partial(self) -> bool:
-        """Whether it is a mean of fewer than all tasks, and so not CORE."""
-        return bool(self.missing)
-
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
             **self.score.to_json(),
             "centered": self.centered,
-            "partial": self.partial,
+            "partial": bool(self.missing),
             "missing": list(self.missing),
             "shots": self.shots,
         }
@@ -97,11 +92,9 @@ def core_score(
     # Tasks are drawn apart from each other: variances add up, each stretched by its centring.
     variance = sum((s.stderr / (1 - baselines[name])) ** 2 for name, s in found.items())
     missing = tuple(name for name in CORE_TASKS if name not in scores)
-    marks = [
-        "core",
-        *(["partial"] if missing else []),
-        *([] if shots is None else [shots_of(shots)]),
-    ]
+    marks = ["core", *(["partial"] if missing else [])]
+    if shots is not None:
+        marks.append("1_shot" if shots == 1 else f"{shots}_shots")
     return CoreScore(
         score=Score(
             name="_".join(marks),
@@ -113,11 +106,6 @@ def core_score(
         missing=missing,
         shots=shots,
     )
-
-
-def shots_of(number: int) -> str:
-    """As the name of a score has it."""
-    return "1_shot" if number == 1 else f"{number}_shots"
 
 
 def find_bundle(path: str | None = None) -> Path:
@@ -169,11 +157,6 @@ class CoreBundle:
         """Tasks whose questions are here, in the order of CORE."""
         return [name for name in CORE_TASKS if self._has(name)]
 
-    @property
-    def missing(self) -> list[str]:
-        """Tasks of CORE that are not here."""
-        return [name for name in CORE_TASKS if not self._has(name)]
-
     def task(self, name: str, shots: int | None = None) -> IclTask:
         """One task with all its questions; `shots` replaces the bundle's number of examples."""
         spec = self._specs.get(name)
@@ -194,12 +177,6 @@ class CoreBundle:
             baseline=self.baselines[name],
             source=f"{self.path}: {file}",
         )
-
-    def published(self, file: str) -> dict[str, float]:
-        """Accuracies of a results file in the bundle, by task (its last line is the mean)."""
-        table = csv.reader(io.StringIO(self._text(file)), skipinitialspace=True)
-        rows = [[cell.strip() for cell in row] for row in table][1:]
-        return {row[0]: float(row[1]) for row in rows if len(row) > 1 and row[1]}
 
     def _has(self, name: str) -> bool:
         spec = self._specs.get(name)
@@ -241,8 +218,7 @@ class CoreBundle:
                 raise DataError(f"{file} of {self.path} is damaged ({error}).") from None
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             self._kept[file] = rows, digest
-        users = [spec for spec in self._specs.values() if self._data_file(spec) == file]
-        return self._kept[file] if len(users) > 1 else self._kept.pop(file)
+        return self._kept[file]
 
     def _text(self, file: str) -> str:
         name = str(self._root / file)

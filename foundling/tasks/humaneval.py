@@ -25,21 +25,15 @@ class CodeTask:
     def __init__(self, name: str, path: Path, seconds: float = 10.0) -> None:
         self.name = name
         self._seconds = seconds
+        rows = read_rows(path)
         self._rows = [
             [str(value) for value in need(row, ("prompt", "test", "entry_point"), path, number)]
-            for number, row in enumerate(read_rows(path))
+            for number, row in enumerate(rows)
         ]
-        ids = [str(row.get("task_id", number)) for number, row in enumerate(read_rows(path))]
+        told = "Complete this Python function. Answer with code alone.\n\n"
         self._examples = [
-            Example(
-                index=index,
-                messages=({"role": "user", "content": _asked(row[0])},),
-                answer=row[2],
-                group="code",
-                kind="code",
-                id=ids[index],
-            )
-            for index, row in enumerate(self._rows)
+            Example.asked(number, told + prompt, entry, "code", str(row.get("task_id", number)))
+            for number, (row, (prompt, _, entry)) in enumerate(zip(rows, self._rows, strict=True))
         ]
 
     def examples(self) -> Sequence[Example]:
@@ -55,10 +49,6 @@ class CodeTask:
         prompt, test, entry = self._rows[example.index]
         program = f"{program_of(prompt, reply, entry)}\n\n{test}\n\ncheck({entry})\n"
         return Grade(correct=run_program(program, seconds=self._seconds).passed)
-
-
-def _asked(prompt: str) -> str:
-    return f"Complete this Python function. Answer with code alone.\n\n{prompt}"
 
 
 def program_of(prompt: str, reply: str, entry: str) -> str:

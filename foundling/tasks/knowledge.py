@@ -66,13 +66,7 @@ class Knowledge:
     def examples(self) -> Sequence[Example]:
         """Every prompt."""
         return [
-            Example(
-                index=index,
-                messages=({"role": "user", "content": prompt},),
-                answer=answers[0],
-                group="knowledge",
-                kind="knowledge",
-            )
+            Example.asked(index, prompt, answers[0], "knowledge")
             for index, (prompt, answers) in enumerate(PROMPTS)
         ]
 

@@ -74,15 +74,9 @@ def _read(row: dict[str, Any], path: Path, index: int) -> tuple[str, list[str], 
         labels = list(range(len(texts)))
         (key,) = need(row, ("answer",), path, index)
         if isinstance(key, str):
-            key = LETTERS.find(key) if len(key) == 1 and key in LETTERS else _number(key)
+            number = int(key) if key.strip().isdecimal() else -1
+            key = LETTERS.find(key) if len(key) == 1 and key in LETTERS else number
     if key not in labels or len(labels) != len(texts) or len(texts) > len(LETTERS):
         raise DataError(f"the answer in row {index + 1} of {path} is none of its choices.")
-    return str(question), [str(text) for text in texts], labels.index(key), _subject(row)
-
-
-def _number(text: str) -> int:
-    return int(text) if text.strip().isdecimal() else -1
-
-
-def _subject(row: Mapping[str, Any]) -> str:
-    return str(row.get("subject", "choice"))
+    subject = str(row.get("subject", "choice"))
+    return str(question), [str(text) for text in texts], labels.index(key), subject

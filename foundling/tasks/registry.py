@@ -4,15 +4,13 @@ import contextlib
 import difflib
 import importlib.util
 import os
-import pickle
 import re
-import select
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -82,25 +80,36 @@ class _TaskFileProcess:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._pipe, theirs = Pipe()
+        number = theirs.fileno()
+        words = ("foundling.tasks.task_file_child", path, str(number), str(os.getpid()))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "foundling.tasks.task_file_child", path, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-m", *words],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
             start_new_session=True,
         )
+        theirs.close()
         weakref.finalize(self, _end, self._process)
 
     def ask(self, what: str, *words: Any) -> Any:
         """Its answer; DataError where it has none, or none in time."""
-        content = pickle.dumps((what, words))
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # read() says how it ended
-            self._process.stdin.write(len(content).to_bytes(8, "little") + content)
-            self._process.stdin.flush()
-        ends = time.monotonic() + SECONDS
-        size = int.from_bytes(self._read(8, ends), "little")
         try:
-            kind, found = pickle.loads(self._read(size, ends))
+            self._pipe.send((what, words))
+            if not self._pipe.poll(SECONDS):
+                _end(self._process)
+                raise DataError(
+                    f"{self._path} did not answer within {SECONDS:g} s and was ended; see that it"
+                    " comes to an end."
+                )
+            kind, found = self._pipe.recv()
+        except (EOFError, OSError):
+            code = self._process.wait()
+            raise DataError(
+                f"{self._path} ended the process that it runs in (exit code {code}); take out what"
+                " does."
+            ) from None
         except (AttributeError, ImportError) as error:  # a class of the file's own
             raise DataError(
                 f"{self._path} answers with objects of its own classes ({error}); make them"
@@ -112,35 +121,10 @@ class _TaskFileProcess:
             raise DataError(f"{self._path} failed ({found}); mend it and try again.")
         return found
 
-    def _read(self, size: int, ends: float) -> bytes:
-        assert self._process.stdout is not None
-        number, found = self._process.stdout.fileno(), b""
-        while len(found) < size:
-            left = max(0.0, ends - time.monotonic())
-            if not select.select([number], [], [], left)[0]:
-                _end(self._process)
-                raise DataError(
-                    f"{self._path} did not answer within {SECONDS:g} s and was ended; see that it"
-                    " comes to an end."
-                )
-            part = os.read(number, size - len(found))
-            if not part:
-                code = self._process.wait()
-                raise DataError(
-                    f"{self._path} ended the process that it runs in (exit code {code}); take out"
-                    " what does."
-                )
-            found += part
-        return found
-
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):  # of what could not be written any more
-                pipe.close()
 
 
 def run_task_file(path: str) -> list[AnyTask]:

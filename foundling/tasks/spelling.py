@@ -23,6 +23,7 @@ _WORDS = (
 )
 WORDS = tuple(_WORDS.split())
 SEED = 7
+KIND = "letters"
 
 
 class Spelling:
@@ -34,7 +35,9 @@ class Spelling:
     def __init__(self, n: int = 100) -> None:
         words = random.Random(SEED).sample(WORDS, min(n, len(WORDS)))
         self._examples = [
-            _example(number, f"Spell the word '{word}', letter by letter.", "-".join(word), word)
+            Example.asked(
+                number, f"Spell the word '{word}', letter by letter.", "-".join(word), KIND, word
+            )
             for number, word in enumerate(words)
         ]
 
@@ -63,7 +66,8 @@ class Counting:
             letter = draw.choice(sorted(set(word)) if number % 4 else "abcdefghijklmnopqrstuvwxyz")
             asked = f"How many times does the letter '{letter}' occur in the word '{word}'?"
             key = f"{number}-{letter}-{word}"
-            self._examples.append(_example(number, asked, str(word.count(letter)), key))
+            count = str(word.count(letter))
+            self._examples.append(Example.asked(number, asked, count, KIND, key))
 
     def examples(self) -> Sequence[Example]:
         """Every question."""
@@ -77,14 +81,3 @@ class Counting:
         if found and said is None:
             said = int(found[-1])
         return Grade(correct=said == int(example.answer))
-
-
-def _example(index: int, question: str, answer: str, key: str) -> Example:
-    return Example(
-        index=index,
-        messages=({"role": "user", "content": question},),
-        answer=answer,
-        group="letters",
-        kind="letters",
-        id=key,
-    )

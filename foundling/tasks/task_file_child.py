@@ -1,13 +1,12 @@
 """The process in which a user's task file runs: it loads the file and answers for its tasks.
 
-Started by registry.py with the file's path and the parent's process id. Questions and answers are
-pickled, each after its length in eight bytes. What the file prints goes to stderr.
+Started by registry.py with the file's path, the end of a pipe and the parent's process id. What the
+file prints goes to stderr.
 """
 
-import os
-import pickle
 import sys
-from typing import Any, BinaryIO
+from multiprocessing.connection import Connection
+from typing import Any
 
 from foundling.config.errors import UserError
 from foundling.runtime.processes import die_with_parent
@@ -55,31 +54,22 @@ class _Tasks:
         return self._examples[number][key]
 
 
-def main(path: str, parent: int) -> None:
+def main(path: str, pipe: Connection, parent: int) -> None:
     """Answer until the parent has no more questions."""
     die_with_parent(parent)
-    asked, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
     tasks = _Tasks(path)
-    while length := asked.read(8):
-        what, words = pickle.loads(asked.read(int.from_bytes(length, "little")))
-        _send(answers, _answer(tasks, what, words))
-
-
-def _answer(tasks: _Tasks, what: str, words: tuple[Any, ...]) -> bytes:
-    try:
-        return pickle.dumps(("found", getattr(tasks, what)(*words)))
-    except UserError as error:
-        return pickle.dumps(("refused", str(error)))
-    except (Exception, SystemExit) as error:
-        return pickle.dumps(("failed", f"{type(error).__name__}: {error}"))
-
-
-def _send(answers: BinaryIO, content: bytes) -> None:
-    answers.write(len(content).to_bytes(8, "little") + content)
-    answers.flush()
+    while True:
+        try:
+            what, words = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(("found", getattr(tasks, what)(*words)))
+        except UserError as error:
+            pipe.send(("refused", str(error)))
+        except (Exception, SystemExit) as error:
+            pipe.send(("failed", f"{type(error).__name__}: {error}"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], Connection(int(sys.argv[2])), int(sys.argv[3]))

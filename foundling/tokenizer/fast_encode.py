@@ -6,9 +6,9 @@ same ids for fixed texts, for the vocabulary's own tokens and for some texts of 
 build. Its ranks are not the vocabulary's ids; a table turns one into the other.
 
 Some texts are declined one by one and left to `tokenizers`: those that hold an added token which is
-not special (it is cut out before anything else), those of which bytes went missing (text between
-the matches of a pattern, which tiktoken drops), and those on which its engine runs out of stack (a
-run of a million blanks).
+not special (it is cut out before anything else), and those on which tiktoken's engine runs out of
+stack (a run of a million blanks). tiktoken drops what lies between the matches of a pattern; those
+that are known match every character.
 
 Rejected: a proof for any pattern and any list of merges (a translator between two dialects of
 regular expressions, six hundred lines for patterns that are not in use).
@@ -16,12 +16,11 @@ regular expressions, six hundred lines for patterns that are not in use).
 
 import json
 import random
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tiktoken
@@ -33,15 +32,10 @@ from foundling.tokenizer.bpe_trainer import WORDS
 from foundling.tokenizer.vocabulary_files import LLAMA3_WORDS, token_bytes
 
 Ids = NDArray[np.uint32]
-Lengths = NDArray[np.int64]
 
-OLDEST = (0, 14)
-"""Earlier ones were not tried; some take a time that grows with the square of a run's length."""
 NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 MOST_ADDED = 64
 """Added tokens that each text is searched for; more would cost more than they save."""
-
-_NOTHING: set[str] = set()
 
 # Every byte that UTF-8 can hold.
 _BYTES = [*range(0xC0), *range(0xC2, 0xF5)]
@@ -90,75 +84,24 @@ class SlowEncodingError(Exception):
     """Why tiktoken is not used; the text completes "tokenizers, because"."""
 
 
-class _Ranks(NamedTuple):
-    """A vocabulary as tiktoken takes it."""
-
-    ranks: dict[bytes, int]
-    """From 0 without a gap."""
-    ids: NDArray[np.uint32]
-    """The vocabulary's own id of each rank."""
-    widths: NDArray[np.int64]
-    """Bytes of each rank."""
-
-
 class FastEncoder:
     """A tokenizer.json with tiktoken inside."""
 
     def __init__(self, engine: tokenizers.Tokenizer) -> None:
         """Make the engine's equal and compare the two; a SlowEncodingError says why there is
         none."""
-        if tuple(map(int, re.findall(r"\d+", version("tiktoken"))[:2])) < OLDEST:
-            raise SlowEncodingError("tiktoken is older than {}.{}".format(*OLDEST))
         self.versions = versions()
         content = json.loads(engine.to_str())
         self._normalizer = _normalizer(engine, content["normalizer"])
         self._added = _plain_added(content["added_tokens"])
-        ranks = _ranks(engine, content["model"])
+        ids = _ranks(engine, content["model"])
+        self._ids = np.array(list(ids.values()), np.uint32)
         pattern = _pattern(content["pre_tokenizer"])
-        self.encoding = _encoding(pattern, ranks.ranks)
-        self._ids = ranks.ids
-        # Two ranks past all others stand for the tokens around a document; they have no bytes.
-        widths = np.append(ranks.widths, [0, 0])
-        self._widths = widths.astype(np.min_scalar_type(widths.max()))
-        self._around = np.array([len(ranks.ids), len(ranks.ids) + 1], np.uint32)
-        self._asked: tuple[int, int, type[Any]] | None = None
-        self._answer: NDArray[Any] = self._ids
-        for texts in (SAMPLES, _own_texts(ranks.ranks)):
+        ranks = {token: rank for rank, token in enumerate(ids)}
+        self.encoding = _encoding(pattern, ranks)
+        for texts in (SAMPLES, _own_texts(ranks)):
             if (text := self._differing(engine, texts)) is not None:
                 raise SlowEncodingError(f"the two encoders differ on {text[:40]!r}")
-
-    def documents(
-        self,
-        texts: Sequence[str],
-        bos: int,
-        eos: int,
-        dtype: type[Any],
-        stated: int | None = None,
-    ) -> tuple[NDArray[Any], Lengths] | None:
-        """Ids of some texts end to end, each between `bos` and `eos`, and how many each has; None
-        if any of them must be left to `tokenizers`. The quickest way there is: one array for
-        all. `stated` is how many UTF-8 bytes they are together, where that is known."""
-        if self._normalizer is not None:
-            texts, stated = [self._normal(text) for text in texts], None
-        if any(token in text for token in self._added for text in texts):
-            return None
-        # What encode_to_numpy does, without its questions about special tokens.
-        encode = self.encoding._core_bpe.encode_to_tiktoken_buffer
-        try:
-            found = [encode(text, _NOTHING) for text in texts]
-        except (ValueError, TypeError, AttributeError):
-            return None
-        first, last = self._around[:1].tobytes(), self._around[1:].tobytes()
-        pieces = [last + first] * (2 * len(found) + 1)
-        pieces[0], pieces[1::2], pieces[-1] = first, found, last
-        ranks = np.frombuffer(b"".join(pieces), np.uint32)
-        # Bytes may go missing from a text and none are ever added, so one sum speaks for each.
-        if stated is None:
-            stated = sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
-        if self._widths.take(ranks).sum(dtype=np.int64) != stated:
-            return None
-        lengths = np.array([memoryview(one).nbytes for one in found]) // ranks.itemsize + 2
-        return self._table(bos, eos, dtype).take(ranks), lengths
 
     def for_another_thread(self) -> "FastEncoder":
         """The same with an engine of its own: an engine belongs to the thread that used it first,
@@ -168,50 +111,16 @@ class FastEncoder:
         other.encoding = copy(self.encoding)
         return other
 
-    def _table(self, bos: int, eos: int, dtype: type[Any]) -> NDArray[Any]:
-        """The id of each rank, those of the two tokens around a document included."""
-        if self._asked != (bos, eos, dtype):
-            self._asked = (bos, eos, dtype)
-            self._answer = np.append(self._ids, [bos, eos]).astype(dtype)
-        return self._answer
-
-    def _bytes(self, ranks: Ids, lengths: Lengths) -> Lengths:
-        """Bytes that the ranks of each text stand for."""
-        some = lengths > 0  # reduceat has no sum of nothing
-        bytes_ = np.zeros(len(lengths), np.int64)
-        if some.any():
-            starts = (np.cumsum(lengths) - lengths)[some]
-            bytes_[some] = np.add.reduceat(self._widths.take(ranks), starts, dtype=np.int64)
-        return bytes_
-
     def encode(self, texts: Sequence[str]) -> list[Ids | None]:
         """Ids of each text; None where it must be left to `tokenizers`."""
-        found = [self._ranks(text) for text in texts]
-        taken = [(number, item) for number, item in enumerate(found) if item is not None]
-        if not taken:
-            return [None] * len(texts)
-        flat = np.concatenate([ranks for _, (ranks, _) in taken])
-        ids = self._ids.take(flat)
-        lengths = np.array([len(ranks) for _, (ranks, _) in taken])
-        stops = np.cumsum(lengths)
-        # Bytes of each text, as its tokens have them and as it has them.
-        whole = self._bytes(flat, lengths) == [width for _, (_, width) in taken]
-        encoded: list[Ids | None] = [None] * len(texts)
-        start = 0
-        for (number, _), stop, kept in zip(taken, stops.tolist(), whole.tolist(), strict=True):
-            if kept:
-                encoded[number] = ids[start:stop]
-            start = stop
-        return encoded
+        return [self._encoded(text) for text in texts]
 
-    def _ranks(self, text: str) -> tuple[Ids, int] | None:
-        """Ranks of a text and its length in bytes, or None."""
+    def _encoded(self, text: str) -> Ids | None:
         try:
             normal = self._normal(text)
             if any(token in text or token in normal for token in self._added):
                 return None
-            ranks = self.encoding.encode_to_numpy(normal, disallowed_special=())
-            return ranks, len(normal) if normal.isascii() else len(normal.encode())
+            return self._ids.take(self.encoding.encode_to_numpy(normal, disallowed_special=()))
         except (ValueError, TypeError, AttributeError):
             return None  # out of stack, or not a text at all: `tokenizers` will say
 
@@ -262,8 +171,10 @@ def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str:
     pattern = None
     if not before and own:
         pattern = GPT2_WORDS
-    elif len(before) == 1 and not own and _isolates(before[0]):
-        pattern = before[0]["pattern"].get("Regex")
+    elif len(before) == 1 and not own:
+        step = before[0]
+        if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
+            pattern = step["pattern"].get("Regex")
     if pattern not in _ALIKE:
         raise SlowEncodingError(
             "its pre-tokenizer is none of those that are known (GPT-2's, Llama 3's, Qwen2's,"
@@ -280,14 +191,9 @@ def _steps(pre_tokenizer: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return [pre_tokenizer]
 
 
-def _isolates(step: Mapping[str, Any]) -> bool:
-    """Whether a step keeps the matches of its pattern as pieces."""
-    return step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]
-
-
-def _ranks(engine: tokenizers.Tokenizer, model: Mapping[str, Any]) -> _Ranks:
-    """What tiktoken is given: bytes, then what merges make in the order of the list, then what is
-    only ever looked up whole.
+def _ranks(engine: tokenizers.Tokenizer, model: Mapping[str, Any]) -> dict[bytes, int]:
+    """What tiktoken is given, by rank, each with its id: bytes, then what merges make in the order
+    of the list, then what is only ever looked up whole.
 
     `tokenizers` joins the pair that stands first in the list of merges, tiktoken the pair whose
     bytes together have the lowest rank; in this order both choose alike, in vocabularies that a
@@ -313,12 +219,7 @@ def _ranks(engine: tokenizers.Tokenizer, model: Mapping[str, Any]) -> _Ranks:
     else:
         bpe = engine.model
         tokens += [raw for raw in made if len(bpe.tokenize(texts[raw])) == 1]
-    ids = [model["vocab"][texts[token]] for token in tokens]
-    return _Ranks(
-        ranks={token: rank for rank, token in enumerate(tokens)},
-        ids=np.array(ids, np.uint32),
-        widths=np.array([len(token) for token in tokens], np.int64),
-    )
+    return {token: model["vocab"][texts[token]] for token in tokens}
 
 
 def _encoding(pattern: str, ranks: dict[bytes, int]) -> tiktoken.Encoding:

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,11 +50,6 @@ if TYPE_CHECKING:
     from foundling.tokenizer.fast_encode import FastEncoder
 
 
-AT_ONCE = 32
-"""Documents encoded together: few enough to stay in the processor's cache, and for a declined one
-to cost little."""
-
-
 class Tokenizer:
     """Byte-level BPE (or any Hugging Face tokenizer) with the chat's special tokens."""
 
@@ -67,7 +63,8 @@ class Tokenizer:
         `extras` are special tokens without a role."""
         self.names = {**SPECIALS, **(names or {})}
         self.extras = tuple(extras)
-        engine = _strict(with_specials(engine, [*self.names.values(), *self.extras]))
+        engine = with_specials(engine, [*self.names.values(), *self.extras])
+        engine.encode_special_tokens = True  # so that what a text spells stays text
         self._engine = engine
         vocabulary = engine.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
@@ -76,9 +73,6 @@ class Tokenizer:
             role: vocabulary[name] for role, name in self.names.items()
         }
         self.extra_ids: dict[str, int] = {token: vocabulary[token] for token in self.extras}
-        self._name_ids()
-
-    def _name_ids(self) -> None:
         self.bos_id = self.special_ids["bos"]
         self.eos_id = self.special_ids["eos"]
         self.end_id = self.special_ids["end"]
@@ -131,12 +125,15 @@ class Tokenizer:
             content.pop(key, None)
         return content
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """To another process, with what this one has found out."""
-        attributes = ("names", "extras", "vocab_size", "unk_id", "special_ids", "extra_ids")
-        known = {name: getattr(self, name) for name in attributes}
-        known |= {name: self.__dict__[name] for name in ("_quick",) if name in self.__dict__}
-        return _unpickled, (self._engine.to_str(), known)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process, with what the first one has found out."""
+        from foundling.tokenizer.fast_encode import versions
+
+        self.__dict__.update(state)
+        self._engine.encode_special_tokens = True
+        quick = state.get("_quick", (None, ""))[0]
+        if quick is not None and quick.versions != versions():
+            del self.__dict__["_quick"]  # made on another machine, where the libraries are others
 
     # Growing
 
@@ -194,8 +191,7 @@ class Tokenizer:
     def for_another_thread(self) -> "Tokenizer":
         """The same, for a thread that has much to encode: as quick there as this one is here."""
         quick, why = self._quick
-        other = Tokenizer.__new__(Tokenizer)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.__dict__["_quick"] = (quick and quick.for_another_thread(), why)
         return other
 
@@ -216,28 +212,14 @@ class Tokenizer:
         ]
 
     def encode_documents(
-        self, texts: Sequence[str], dtype: type[Any], sizes: Sequence[int] | None = None
+        self, texts: Sequence[str], dtype: type[Any]
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Many texts end to end, each between BOS and EOS, and the length of each; as
-        encode_arrays, only quicker. `sizes` are their UTF-8 bytes, where they are known."""
-        quick = self._quick[0]
-        flats: list[NDArray[Any]] = [np.empty(0, dtype)]
-        lengths: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        for start in range(0, len(texts), AT_ONCE):
-            some = texts[start : start + AT_ONCE]
-            stated = None if sizes is None else sum(sizes[start : start + AT_ONCE])
-            found = None
-            if quick is not None:
-                found = quick.documents(some, self.bos_id, self.eos_id, dtype, stated)
-            if found is None:
-                around = [np.array([id], dtype) for id in (self.bos_id, self.eos_id)]
-                arrays = self.encode_arrays(some)
-                bare = [part for ids in arrays for part in (around[0], ids, around[1])]
-                counts = np.array([len(ids) + 2 for ids in arrays], np.int64)
-                found = np.concatenate(bare).astype(dtype), counts
-            flats.append(found[0])
-            lengths.append(found[1])
-        return np.concatenate(flats), np.concatenate(lengths)
+        """Many texts end to end, each between BOS and EOS, and the length of each."""
+        bos, eos = (np.array([id], dtype) for id in (self.bos_id, self.eos_id))
+        arrays = self.encode_arrays(texts)
+        parts = [part for ids in arrays for part in (bos, ids, eos)]
+        tokens = np.concatenate([bos[:0], *parts], dtype=dtype, casting="unsafe")
+        return tokens, np.array([len(ids) + 2 for ids in arrays], np.int64)
 
     def check_encoding(self, texts: Sequence[str]) -> None:
         """Compare both encoders on some of the texts; refuse to go on where they differ."""
@@ -377,23 +359,3 @@ class Tokenizer:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The conversation so far and the opening of the assistant's turn."""
         return [*self.render(messages).ids, self.special_ids["assistant"]]
-
-
-def _strict(engine: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Off by default in the library: keep special-token text inside a text as text."""
-    engine.encode_special_tokens = True
-    return engine
-
-
-def _unpickled(engine: str, known: dict[str, Any]) -> Tokenizer:
-    """The same tokenizer in another process."""
-    from foundling.tokenizer.fast_encode import versions
-
-    tokenizer = Tokenizer.__new__(Tokenizer)
-    quick = known.get("_quick", (None, ""))[0]
-    if quick is not None and quick.versions != versions():
-        del known["_quick"]  # made on another machine, where the libraries are others
-    tokenizer._engine = _strict(tokenizers.Tokenizer.from_str(engine))
-    tokenizer.__dict__.update(known)
-    tokenizer._name_ids()
-    return tokenizer

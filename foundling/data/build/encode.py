@@ -311,9 +311,7 @@ def _texts(
     found: Sorted, encoder: PieceEncoder
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.uint8] | None]:
     """Each text between BOS and EOS."""
-    tokens, lengths = encoder.tokenizer.encode_documents(
-        found.contents, _width(encoder.job), found.sizes
-    )
+    tokens, lengths = encoder.tokenizer.encode_documents(found.contents, _width(encoder.job))
     return np.cumsum(np.append(0, lengths)), tokens, None
 
 

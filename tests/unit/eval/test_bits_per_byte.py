@@ -1,7 +1,7 @@
 """Bits per byte: exact against a plain loop, whatever the batching."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foundling.config.errors import DataError
 from foundling.config.model import ModelConfig
+from foundling.data.dataset import HeldOutDoc
 from foundling.eval.bits_per_byte import held_out_bpb, held_out_loss
 from foundling.generate import engine
 from foundling.model import loss
@@ -23,13 +24,16 @@ CPU = torch.device("cpu")
 VOCAB = 61
 
 
-@dataclass(frozen=True)
-class Doc:
-    tokens: NDArray[np.uint16]
-    text_bytes: int
-    kind: str = "letter"
-    floor_bits: float | None = None
-    mask: NDArray[np.uint8] | None = None
+def made_document(
+    tokens: NDArray[np.uint16],
+    text_bytes: int,
+    kind: str = "letter",
+    floor_bits: float | None = None,
+    mask: NDArray[np.uint8] | None = None,
+) -> HeldOutDoc:
+    return HeldOutDoc(
+        tokens=tokens, mask=mask, text_bytes=text_bytes, kind=kind, floor_bits=floor_bits
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +43,10 @@ def model() -> Transformer:
     return made.eval()
 
 
-def documents(lengths: list[int], seed: int = 0) -> list[Doc]:
+def documents(lengths: list[int], seed: int = 0) -> list[HeldOutDoc]:
     rng = np.random.default_rng(seed)
     return [
-        Doc(
+        made_document(
             tokens=rng.integers(0, VOCAB, length).astype(np.uint16),
             text_bytes=int(rng.integers(1, 5 * length)),
             kind=("letter", "gazette", "sum")[index % 3],
@@ -52,7 +56,7 @@ def documents(lengths: list[int], seed: int = 0) -> list[Doc]:
     ]
 
 
-def plain_nats(model: Transformer, doc: Doc) -> list[float]:
+def plain_nats(model: Transformer, doc: HeldOutDoc) -> list[float]:
     """One document, one target at a time, no batch and no padding."""
     tokens = torch.from_numpy(doc.tokens.astype(np.int64))
     with torch.no_grad():
@@ -102,7 +106,7 @@ def test_kinds_and_floors_are_token_weighted(model: Transformer) -> None:
 def test_one_unknown_floor_makes_the_total_unknown_and_not_its_neighbours(
     model: Transformer,
 ) -> None:
-    docs = [*documents([5, 6, 7]), Doc(np.array([1, 2], np.uint16), 4, "letter", None)]
+    docs = [*documents([5, 6, 7]), made_document(np.array([1, 2], np.uint16), 4, "letter", None)]
     score = held_out_bpb(model, docs, CPU)
     assert score.floor_bpb is None
     assert score.floor_loss is None
@@ -115,7 +119,7 @@ def test_a_window_scores_every_target_once(model: Transformer, window: int) -> N
     docs = documents([2, 20, 8, 29])
     score = held_out_bpb(model, docs, CPU, window=window)
     pieces = [
-        Doc(doc.tokens[start : start + window + 1], 1)
+        made_document(doc.tokens[start : start + window + 1], 1)
         for doc in docs
         for start in range(0, len(doc.tokens) - 1, window)
     ]
@@ -134,18 +138,18 @@ def test_the_order_of_documents_does_not_matter(model: Transformer) -> None:
 def test_a_chat_counts_only_what_its_mask_counts(model: Transformer) -> None:
     tokens = np.array([1, 5, 9, 2, 7, 3], np.uint16)
     mask = np.array([1, 0, 0, 1, 0, 1], np.uint8)  # the first can never be predicted
-    doc = Doc(tokens, 10, mask=mask)
+    doc = made_document(tokens, 10, mask=mask)
     score = held_out_loss(model, [doc], CPU)
     nats = plain_nats(model, doc)
     assert score.targets == 2
     assert score.loss == pytest.approx((nats[2] + nats[4]) / 2, rel=1e-6)
     cut = held_out_loss(model, [doc], CPU, window=2)
     assert cut.targets == 2
-    assert score.to_json() == {"loss": score.loss, "targets": 2, "documents": 1}
+    assert asdict(score) == {"loss": score.loss, "targets": 2, "documents": 1}
 
 
 def test_bits_per_byte_refuse_conversations_and_emptiness(model: Transformer) -> None:
-    chat = Doc(np.array([1, 2], np.uint16), 1, mask=np.ones(2, np.uint8))
+    chat = made_document(np.array([1, 2], np.uint16), 1, mask=np.ones(2, np.uint8))
     with pytest.raises(DataError, match="holds conversations"):
         held_out_bpb(model, [chat], CPU)
     with pytest.raises(DataError, match="no text"):

@@ -12,7 +12,7 @@ from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, RunError
 from foundling.report.lineage import score_series, stages_of
 from foundling.report.page import write_report
-from foundling.report.svg_chart import BinWidth, Boundary, Chart, Curve, by_width, colour_of, draw
+from foundling.report.svg_chart import BinWidth, Chart, Curve, Level, by_width, colour_of, draw
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import read_lineage
 
@@ -129,7 +129,7 @@ def test_a_label_at_the_edge_stays_inside() -> None:
         title="t",
         description="d",
         curves=[Curve(label="c", points=[(0.0, 1.0), (100.0, 2.0)])],
-        boundaries=[Boundary(label="a long name of a run", x=99.0)],
+        boundaries=[Level(label="a long name of a run", value=99.0)],
     )
     place = re.search(r'<text x="([\d.]+)" y="22" text-anchor="(\w+)"', draw(chart))
     assert place is not None
@@ -148,7 +148,7 @@ def test_labels_of_short_stages_do_not_overlap() -> None:
         title="t",
         description="d",
         curves=[Curve(label="c", points=[(0.0, 1.0), (1000.0, 2.0)])],
-        boundaries=[Boundary(label=name, x=980.0 + place) for place, name in enumerate(names)],
+        boundaries=[Level(label=name, value=980.0 + place) for place, name in enumerate(names)],
     )
     place = r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)" class="label">(.*?)<'
     found = re.findall('boundary"></line>' + place, draw(chart))
