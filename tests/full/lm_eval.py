@@ -1,4 +1,4 @@
-"""The harness's own command line, with `--model foundling` and with `--model hf`."""
+"""The literal `lm_eval --model foundling` beside `lm_eval --model hf`, as two commands."""
 
 import json
 import os
@@ -11,10 +11,12 @@ from typing import Any
 from foundling.config.load import load_config
 from foundling.data.build.build import build
 from foundling.data.open_source import open_source, training_texts
+from foundling.eval.lm_eval_run import register
 from foundling.tokenizer.bpe_trainer import train_tokenizer
 from tests.parity.lm_eval_scene import TASKS, export, train_run, write_tasks
 
-COMMANDS = {"foundling": "foundling.eval.lm_eval_run", "hf": "lm_eval"}
+START = "import site, sys; site.addsitedir(sys.argv.pop(1))"
+COMMAND = f"{START}; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
 
 
 def lm_eval() -> dict[str, Any]:
@@ -24,6 +26,7 @@ def lm_eval() -> dict[str, Any]:
         run = _run(home)
         tasks = write_tasks(home / "tasks")
         folder = export(run, home / "hf")
+        register(home)
         ours = _evaluated(home, tasks, "foundling", f"path={run}")
         theirs = _evaluated(home, tasks, "hf", f"pretrained={folder},dtype=float32")
     figures = {name: _compared(ours[name], theirs[name]) for name in TASKS}
@@ -53,7 +56,7 @@ def _evaluated(home: Path, tasks: Path, model: str, where: str) -> dict[str, lis
     words += ["--include_path", str(tasks), "--output_path", str(out), "--log_samples"]
     quiet = {"HF_HOME": str(home / "hf-home"), "HF_DATASETS_OFFLINE": "1"}
     subprocess.run(
-        [sys.executable, "-m", COMMANDS[model], *words],
+        [sys.executable, "-c", COMMAND, str(home), *words],
         env={**os.environ, **quiet},
         check=True,
         capture_output=True,

@@ -1,6 +1,8 @@
-"""lm: tasks of `foundling eval`, and the harness's own command line with our model in it."""
+"""lm: tasks of `foundling eval`, and how the installed harness comes to know our model."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,17 @@ import pytest
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError
 from foundling.config.run import RunConfig
-from foundling.eval.lm_eval_run import Harness, main
+from foundling.eval.lm_eval_run import Harness, register, unregister
 from foundling.tasks.registry import Registry
 from tests.parity.lm_eval_scene import train_run, write_tasks
+
+HOOKED = """
+import site, sys
+site.addsitedir({site!r})
+assert "lm_eval" not in sys.modules
+from lm_eval.api.registry import get_model, model_registry
+print(get_model("foundling").__module__, "hf" in model_registry)
+"""
 
 
 @pytest.fixture
@@ -44,6 +54,15 @@ def test_an_option_of_other_tasks_is_refused_by_name(words: list[str], told: str
 def test_the_clock_of_a_run_has_no_tasks_of_the_harness() -> None:
     with pytest.raises(ConfigError, match=r"only `foundling eval SRC lm:mmlu` asks"):
         Registry().find(["lm:mmlu"])
+
+
+def test_the_hook_is_written_and_taken_back(tmp_path: Path) -> None:
+    assert [path.suffix for path in register(tmp_path)] == [".py", ".pth"]
+    assert len(unregister(tmp_path)) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert unregister(tmp_path) == []
+    with pytest.raises(ConfigError, match=r"cannot be written.*python -m foundling\.eval\.lm"):
+        register(tmp_path / "nowhere")
 
 
 @pytest.mark.usefixtures("offline")
@@ -99,12 +118,9 @@ def test_a_task_that_the_harness_lacks_is_said_before_a_model_is_loaded(tmp_path
         run_verb(["eval", str(tmp_path / "nowhere"), "lm:vilage_choice"])
 
 
-def test_the_harness_s_own_command_knows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = pytest.importorskip("lm_eval.__main__")
-    registry = pytest.importorskip("lm_eval.api.registry")
-    found: list[object] = []
-    monkeypatch.setattr(
-        harness, "cli_evaluate", lambda: found.append(registry.get_model("foundling").__module__)
-    )
-    main()
-    assert found == ["foundling.eval.lm_eval_adapter"]
+def test_lm_eval_itself_finds_the_model(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    register(tmp_path)
+    code = HOOKED.format(site=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["foundling.eval.lm_eval_adapter", "True"], done.stderr[-2000:]
