@@ -101,14 +101,14 @@ def plan(
     whose prices; optimizer (str): whose state and time; what_if (list of str): values to compare,
     as "train.batch_size=8,16".
     """
-    from foundling.cli.options import listed, resolved
+    from foundling.cli.options import comma_list, config_of
     from foundling.plan.summary import PlanRequest, answer_json
     from foundling.tokenizer.tokenizer import Tokenizer
 
     given = _by_name(settings)
     request = PlanRequest(
-        resolved=lambda changes: resolved(str(target), {**given, **changes}),
-        gpus=tuple(listed(gpu)),
+        resolved=lambda changes: config_of(str(target), {**given, **changes}),
+        gpus=tuple(comma_list(gpu)),
         per_node=gpus,
         nodes=tuple(nodes),
         price=price,
@@ -127,10 +127,10 @@ def evaluate(source: str | Path, tasks: str | Sequence[str], **options: Any) -> 
     "gsm8k=test.jsonl" with its file; options: fields of `foundling.eval.evaluate.EvalRequest`, such
     as limit, shots (int), device, data (str), out (Path) or fresh (bool).
     """
-    from foundling.cli.options import listed
+    from foundling.cli.options import comma_list
     from foundling.eval.evaluate import EvalRequest, score
 
-    words = listed(tasks) if isinstance(tasks, str) else list(tasks)
+    words = comma_list(tasks) if isinstance(tasks, str) else list(tasks)
     return score(EvalRequest(source=str(source), tasks=words, **options))
 
 
@@ -190,10 +190,10 @@ def read_run(path: str | Path) -> "RunData":
 
 def load_config(target: str | Path, **settings: Mapping[str, Any]) -> "RunConfig":
     """The config of a target and settings, checked: what `train` would run."""
-    from foundling.cli.options import resolved
+    from foundling.cli.options import config_of
     from foundling.runtime.console import warn
 
-    return resolved(str(target), _by_name(settings), tell=warn)
+    return config_of(str(target), _by_name(settings), tell=warn)
 
 
 def _by_name(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

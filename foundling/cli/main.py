@@ -2,8 +2,8 @@
 
     foundling VERB TARGET [--section.field value ...]
 
-Options of a verb are argparse's; everything with a dot is a setting and goes to config/load.py.
-A user's mistake ends as one sentence on stderr and exit code 2.
+Options of a verb are parsed by argparse; everything with a dot is a setting and goes to
+config/load.py. A user's mistake ends as one sentence on stderr and exit code 2.
 """
 
 import argparse
@@ -12,38 +12,62 @@ import difflib
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from foundling.cli import bench, data, doctor, eval, model, plan, runs, serve, tokenizer
-from foundling.cli.options import Options, Settings, Verb, free_text, print_duration_hint
-from foundling.cli.train import _train, _train_options
+from foundling.cli import bench, data, doctor, eval, model, plan, runs, tokenizer, train
+from foundling.cli.options import (
+    METAVARS,
+    Option,
+    Options,
+    Verb,
+    free_text,
+    print_duration_hint,
+    refuse_idle,
+)
 from foundling.config.errors import ConfigError, UserError
 from foundling.runtime.versions import __version__
 
-# Every verb but plan, train and demo, a file a family: what it takes and which room works.
-#
-# A function of theirs parses nothing and computes nothing: it hands options to a room and prints
-# what comes back.
-
-FILE_VERBS: dict[str, Verb] = {
-    **tokenizer.VERBS,
-    **data.VERBS,
-    **eval.VERBS,
-    **model.MODEL_VERBS,
-    **serve.VERBS,
-    **model.CONVERT_VERBS,
-    **model.FETCH_VERBS,
-    **runs.RUNS_VERBS,
-    **runs.LAUNCH_VERBS,
-    **doctor.DOCTOR_VERBS,
-    **bench.VERBS,
-}
+_DEMO_OPTIONS = (
+    Option("--scale", "tiny takes a minute", ("full", "tiny"), "full"),
+    Option("--seed", "seed of the village and the training", int, 1),
+    Option("--folder", "where (default: runs/demo-[tiny-]SEED)", Path),
+    Option("--serve", "then open the page to talk to it", bool),
+)
 
 
-FLAKY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+def _demo(options: Options) -> None:
+    from foundling.cli.demo import walk
+
+    name = f"demo-{options.seed}" if options.scale == "full" else f"demo-tiny-{options.seed}"
+    folder = options.folder or Path("runs") / name
+    walk(folder, options.scale, options.seed, run_verb)
+    if options.serve:
+        run_verb(["serve", str(folder / "finetune"), "--open"])
+
+
+_DEMO = Verb(
+    "raise a small model through its whole life",
+    _DEMO_OPTIONS,
+    _demo,
+    duration_hint=lambda o: "a minute" if o.scale == "tiny" else "about seven minutes on two cores",
+)
+FAMILIES: tuple[Mapping[str, Verb], ...] = (
+    {"demo": _DEMO, **plan.VERBS, **train.VERBS},
+    tokenizer.VERBS,
+    data.VERBS,
+    eval.VERBS,
+    model.VERBS,
+    runs.VERBS,
+    doctor.VERBS,
+    bench.VERBS,
+)
+"""As `foundling --help` lists them, with an empty line between two."""
+VERBS = {name: verb for family in FAMILIES for name, verb in family.items()}
+
+_PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
 """Trouble of a disk or a network that passes, and no mistake of the user's."""
 
 
@@ -55,10 +79,9 @@ class _Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """Our own types complain in sentences that begin with the value: put the flag before it.
-        Nothing may be empty but free text and what is empty anyway: as a path it would be the
-        current folder."""
+        Nothing may be empty but free text: as a path it would be the current folder."""
         name = action.option_strings[-1] if action.option_strings else action.dest
-        if not arg_string.strip() and action.type is not free_text and action.default != "":
+        if not arg_string.strip() and action.type is not free_text:
             raise ConfigError(f"{name} is empty; give it a value or leave it out.")
         try:
             return super()._get_value(action, arg_string)
@@ -66,42 +89,18 @@ class _Parser(argparse.ArgumentParser):
             raise ConfigError(f"{name} {error}") from None
 
 
-def _demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny: a minute")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the village and the training")
-    parser.add_argument("--folder", type=Path, help="where (default: runs/demo-[tiny-]SEED)")
-    parser.add_argument("--serve", action="store_true", help="then open the page to talk to it")
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves our table of settings as it is, and says once what an option's text is called."""
 
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26)
 
-def _demo(options: Options, settings: Settings) -> None:
-    from foundling.cli.demo import walk
-
-    name = f"demo-{options.seed}" if options.scale == "full" else f"demo-tiny-{options.seed}"
-    folder = options.folder or Path("runs") / name
-    walk(folder, options.scale, options.seed, run_verb)
-    if options.serve:
-        run_verb(["serve", str(folder / "finetune"), "--open"])
-
-
-VERBS: dict[str, Verb] = {
-    "demo": Verb(
-        "raise a small model through its whole life",
-        _demo_options,
-        _demo,
-        duration_hint=lambda o: (
-            "a minute" if o.scale == "tiny" else "about seven minutes on two cores"
-        ),
-    ),
-    **plan.VERBS,
-    "train": Verb(
-        "pretrain or fine-tune; continues a run",
-        _train_options,
-        _train,
-        takes_settings=True,
-        duration_hint="set up in 5 to 60 s; then the plan, and the time left in each line of steps",
-    ),
-    **FILE_VERBS,
-}
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return (
+            f"{', '.join(action.option_strings)} {self._format_args(action, str(action.metavar))}"
+        )
 
 
 def main() -> None:
@@ -160,7 +159,7 @@ def _run_and_report_exit(
     except OSError as error:
         if error.errno in NO_ROOM:
             return Exit.UNSAVED, f"{full_disk_sentence(error)}."
-        if error.filename is None or error.errno in FLAKY:
+        if error.filename is None or error.errno in _PASSING_ERRORS:
             raise
         return Exit.USER, f"{error.filename}: {error.strerror}."
     except KeyboardInterrupt:
@@ -174,29 +173,23 @@ def run_verb(argv: Sequence[str], *, hint: bool = False) -> int:
         _print_verbs()
         return 0
     verb = VERBS[name]
-    options, settings = _parsed(verb, f"foundling {name}", rest)
+    options = parsed(verb, f"foundling {name}", rest)
     with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
-        verb.run(options, settings)
+        verb.run(options)
     return 0
 
 
 def run_one(name: str, verb: Verb, argv: Sequence[str], *, hint: bool = False) -> None:
     """Run `python -m NAME`, a program outside the package that is one verb."""
-    options, settings = _parsed(verb, f"python -m {name}", argv)
+    options = parsed(verb, f"python -m {name}", argv)
     with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
-        verb.run(options, settings)
+        verb.run(options)
 
 
-def _parsed(verb: Verb, command: str, argv: Sequence[str]) -> tuple[Options, Settings]:
-    """Options and settings of the words after `command`, a name for help and errors."""
+def parsed(verb: Verb, command: str, argv: Sequence[str]) -> Options:
+    """The words after `command`, a name for help and errors."""
     words, settings = _split_settings(argv, command, verb)
-    parser = _Parser(
-        prog=command,
-        description=verb.help,
-        allow_abbrev=False,
-        formatter_class=_HelpFormatter,
-    )
-    verb.add_options(parser)
+    parser = parser_of(verb, command)
     if verb.takes_settings:
         _suggest_section(words, parser)
         if {"-h", "--help"} & set(words):
@@ -204,15 +197,74 @@ def _parsed(verb: Verb, command: str, argv: Sequence[str]) -> tuple[Options, Set
 
             parser.epilog = settings_help(command, every="all" in words)
     # Intermixed: an option may stand between two words that can both be left out.
-    return parser.parse_intermixed_args(words), settings
+    options = parser.parse_intermixed_args(words, Options(settings=settings))
+    options.given = frozenset(vars(options)) - {"settings"}
+    for option in verb.options:
+        if option.key not in options.given:
+            setattr(options, option.key, option.unset)
+    refuse_idle(verb, options)
+    return options
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults after the options, and leaves our table of settings as it is."""
+def parser_of(verb: Verb, command: str) -> argparse.ArgumentParser:
+    """argparse's parser of a verb; what was not typed has no value in what it finds."""
+    needed = [f"{o.name.split()[0]} {_metavar(o)}" for o in verb.options if o.required]
+    arguments = [_usage(option) for option in verb.options if option.is_argument]
+    more = ["[--section.field VALUE ...]"] if verb.takes_settings else []
+    parser = _Parser(
+        prog=command,
+        usage=" ".join([command, *arguments, *needed, "[options]", *more]),
+        description=verb.help,
+        allow_abbrev=False,
+        add_help=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_HelpFormatter,
+    )
+    groups = {title: parser.add_argument_group(title) for title in ("arguments", "options")}
+    for option in verb.options:
+        title = "arguments" if option.is_argument else "options"
+        if option.needs in (one.key for one in verb.options if one.takes is not None):
+            title = f"with --{option.needs.replace('_', '-')}"
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        groups[title].add_argument(*option.name.split(), **_for_argparse(option))
+    groups["options"].add_argument("-h", "--help", action="help", help="print this and end")
+    return parser
 
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        """Without a default, the help alone."""
-        return action.help if action.default in (None, []) else super()._get_help_string(action)
+
+def _metavar(option: Option) -> str:
+    name = option.key.upper()
+    return option.metavar or (name if option.is_argument else METAVARS.get(option.type, name))
+
+
+def _usage(option: Option) -> str:
+    name = option.key.upper()
+    many = f"{name} ..." if option.nargs in ("+", "*") else name
+    return f"[{many}]" if option.nargs in ("?", "*") else many
+
+
+def _for_argparse(option: Option) -> dict[str, Any]:
+    """The keywords of `add_argument`."""
+    notes = [", ".join(option.type)] if isinstance(option.type, tuple) else []
+    if option.default not in (None, ""):
+        default = option.default
+        notes.append(f"default: {f'{default:g}' if isinstance(default, float) else default}")
+    text = f"{option.help} ({'; '.join(notes)})" if notes else option.help
+    told: dict[str, Any] = {"help": text.replace("%", "%%")}
+    if not option.is_argument:
+        told |= {"dest": option.key, "required": option.required}
+    if option.type is bool:
+        return {**told, "action": "store_true"}
+    if option.nargs == "append":
+        told["action"] = "append"
+    elif option.nargs:
+        told["nargs"] = option.nargs
+    if isinstance(option.type, tuple):
+        told["choices"] = option.type
+        told |= {"const": option.type[0]} if option.nargs == "?" else {}
+    else:
+        told["type"] = option.type
+    return {**told, "metavar": _metavar(option)}
 
 
 def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
@@ -290,7 +342,8 @@ def _split_settings(
 
 
 def _print_verbs(names: Sequence[str] = ()) -> None:
-    print("foundling raises a language model from nothing.\n\nusage: foundling VERB [options]\n")
-    for name in names or VERBS:
-        print(f"  {name:<18} {VERBS[name].help}")
+    print("foundling raises a language model from nothing.\n\nusage: foundling VERB [options]")
+    for family in FAMILIES:
+        shown = [name for name in family if name in (names or VERBS)]
+        print("\n" * bool(shown) + "\n".join(f"  {n:<18} {VERBS[n].help}" for n in shown))
     print("\n`foundling VERB --help` says more.")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import data, ladder, train_hf
-from foundling.cli.main import VERBS, _Parser
+from foundling.cli.main import VERBS, parsed
 from foundling.cli.options import HINT_AFTER_S, Verb
 
 ROOT = Path(__file__).parents[2]
@@ -49,9 +49,7 @@ WORDS = {
 
 def said(verb: Verb, words: list[str]) -> str:
     """How long it takes, as it is told for these words."""
-    parser = _Parser()
-    verb.add_options(parser)
-    options = parser.parse_intermixed_args(words)
+    options = parsed(verb, "foundling", words)
     return (
         verb.duration_hint if isinstance(verb.duration_hint, str) else verb.duration_hint(options)
     )

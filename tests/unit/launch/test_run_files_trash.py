@@ -143,11 +143,14 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "needs a run"),
         (["--empty"], "--empty: expected one argument"),
-        (["--list", "a"], "not a; name its folder with --folder"),
-        (["--empty", "0m", "a"], "not a; name its folder with --folder"),
+        (["--list", "a"], "RUN a has no effect with --list"),
+        (["--empty", "0m", "a"], "RUN a has no effect with --empty"),
         (["a", "--finished"], "--finished has no effect"),
         (["a", "--folder", "b"], "--folder has no effect"),
-        (["a", "--list", "--restore"], "not allowed with"),
+        (
+            ["a", "--list", "--restore"],
+            "--list has no effect with --restore; leave one of them out",
+        ),
     ],
 )
 def test_what_is_thrown_away_and_what_is_done_to_the_trash_do_not_mix(
