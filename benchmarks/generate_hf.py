@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.with_transformers import llama_obstacle
 from foundling.bench.generate import bench_generate, describe_generate
-from foundling.cli.bench import sized
+from foundling.cli.bench import sized_config
 from foundling.cli.main import main_of
 from foundling.cli.options import DEVICE, Option, Options, Verb, positive, positives
 from foundling.config.errors import CheckpointError, ConfigError
@@ -94,7 +94,7 @@ OPTIONS = (
     Option("--batch", "requests at a time", positives, "1,8"),
     Option("--prompt", "tokens of their prompts", positive, 512),
     Option("--new", "new tokens of each", positive, 128),
-    Option("--weights", "precision (default: bf16 on CUDA, else fp32)", ("fp32", "bf16")),
+    Option("--weights", "precision; by default bf16 on CUDA, else fp32", ("fp32", "bf16")),
     Option("--rounds", "of which the median counts", positive, 3),
     DEVICE,
     Option("--no-continuous", "leave transformers' continuous batching out", bool),
@@ -102,7 +102,7 @@ OPTIONS = (
 
 
 def _run(options: Options) -> None:
-    config = sized(options).model
+    config = sized_config(options).model
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("this needs transformers; install benchmarks/requirements.txt.")
     if obstacle := llama_obstacle(config):

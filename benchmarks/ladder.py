@@ -231,11 +231,11 @@ OPTIONS = (
 def _run(options: Options) -> None:
     # Not at the top: what imports torch comes after the command has said how long it takes.
     from foundling.bench.step_runner import alone, refuse_cap
-    from foundling.cli.bench import sized
+    from foundling.cli.bench import sized_config
     from foundling.runtime.console import warn
     from foundling.runtime.device import choose, device_name
 
-    config = sized(options)
+    config = sized_config(options)
     alone(config)
     there = choose(config.train.device, config.train.dtype).device
     refuse_cap(there, options.limit_gb or 0.0)

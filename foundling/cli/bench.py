@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from foundling.config.run import RunConfig
 
 
-def _rows(text: str) -> str:
+def _rows_or_best(text: str) -> str:
     if text != "best" and text[:1].isalpha():
         raise ConfigError(f"{text} is neither a number of rows such as 16 nor best.")
     return text if text == "best" else str(positive(text))
@@ -41,7 +41,7 @@ def _rows(text: str) -> str:
 
 MEASURING = (
     TARGET,
-    Option("--batch", "rows, or best to look for the fastest", _rows, metavar="N"),
+    Option("--batch", "rows, or best to look for the fastest", _rows_or_best, metavar="N"),
     Option("--steps", "steps that are timed (default: 10; with --profile 5)", positive),
     Option("--micro-steps", "of a step; 0: as the config's global batch", count, 1),
     Option("--data", "built data set (default: random tokens)", Path),
@@ -62,19 +62,22 @@ _TRAIN_OPTIONS = (
         "--profile",
         "where a step's time goes, against its ceilings",
         bool,
-        takes=("settings", "batch", "steps", "json"),
+        allows=("settings", "batch", "steps", "json"),
     ),
     Option("--trace", "chrome trace to write", Path, "trace.json.gz", needs="profile"),
     Option("--profiled", "steps that are profiled", positive, 2, needs="profile"),
     Option("--quick", "measure fewer ceilings", bool, needs="profile"),
     Option(
-        "--memory", "what a step holds, layer by layer", bool, takes=("settings", "batch", "json")
+        "--memory",
+        "what a step holds, layer by layer",
+        bool,
+        allows=("settings", "batch", "json"),
     ),
     Option("--snapshot", "write the allocator's own account (CUDA)", Path, needs="memory"),
     Option(
         "--layouts",
         "speed, memory and communication of ddp,fsdp2 or all layouts",
-        takes=("settings", "steps", "json"),
+        allows=("settings", "steps", "json"),
         metavar="A,B",
     ),
     Option("--nproc", "processes (default: one a GPU, or 4)", positive, needs="layouts"),
@@ -90,18 +93,18 @@ def _layouts(options: Options) -> None:
         describe_parallel,
         same_losses,
     )
-    from foundling.launch.environment import refuse_crowd, surroundings, visible_gpus
+    from foundling.launch.environment import check_nproc, detect_environment, visible_gpus
     from foundling.runtime.console import warn
 
     layouts = chosen([] if options.layouts == "all" else comma_list(options.layouts))
-    if surroundings().kind != "alone":
+    if detect_environment().kind != "alone":
         raise ConfigError(
             "bench train --layouts starts its own processes; run it outside of a job."
         )
     config = config_of(options.target, options.settings)
     gpus = visible_gpus() if config.train.device in ("auto", "cuda") else 0
     processes = options.nproc or gpus or 4
-    refuse_crowd(processes, uses_gpus=bool(gpus))
+    check_nproc(processes, uses_gpus=bool(gpus))
     results = []
     for result in bench_parallel(
         config, layouts, processes, steps=options.steps or 10, limit_s=options.limit
@@ -126,9 +129,9 @@ _KERNEL_OPTIONS = (
     TARGET,
     Option(
         "--only",
-        "some parts, or kinds of one: loss,attention:flash (default: all)",
+        "parts, or kinds of one, as loss,attention:flash",
         comma_list,
-        metavar="_PARTS",
+        metavar="PARTS",
     ),
     Option("--batch", "rows (default: the config's)", positive),
     Option("--seconds", "of each measurement", above_zero, 0.3),
@@ -136,20 +139,17 @@ _KERNEL_OPTIONS = (
 )
 
 
-def _asked_parts(only: list[str] | None) -> dict[str, tuple[str, ...]]:
+def _kinds_by_part(only: list[str] | None) -> dict[str, tuple[str, ...]]:
     """The kinds of each part that --only names; none is all of its kinds."""
-    words = [word.partition(":") for word in only or _PARTS]
-    for part, colon, kind in words:
+    asked: dict[str, list[str]] = {}
+    for part, colon, kind in (word.partition(":") for word in only or _PARTS):
         if part not in _PARTS or (colon and not kind):
             raise ConfigError(
                 f"--only {part}{colon}{kind} is unknown here; there are {', '.join(_PARTS)}, and"
                 " kinds of them as attention:flash."
             )
-    whole = {part for part, _, kind in words if not kind}
-    kinds = {
-        part: () if part in whole else [k for p, _, k in words if p == part] for part, _, _ in words
-    }
-    return {part: tuple(named) for part, named in kinds.items()}
+        asked.setdefault(part, []).append(kind)
+    return {part: () if "" in kinds else tuple(kinds) for part, kinds in asked.items()}
 
 
 def _collect(part: str, rows: Iterable[Any]) -> list[Any]:
@@ -166,19 +166,19 @@ def _kernels(options: Options) -> None:
     from foundling.bench import kernels
     from foundling.runtime.console import warn
 
-    parts = _asked_parts(options.only)
+    parts = _kinds_by_part(options.only)
     if "attention" in parts:
         own = ("train.kernels.attention", "train.kernels.attention_masked")
         because = "where every kernel is launched (--only attention:NAME takes one)"
-        _refuse_set(options.settings, own, because)
+        _refuse_settings(options.settings, own, because)
     if "loss" in parts:
         because = "where every loss is computed (--only loss:NAME takes one)"
-        _refuse_set(options.settings, ["train.kernels.loss"], because)
+        _refuse_settings(options.settings, ["train.kernels.loss"], because)
     if options.batch and set(parts) == {"optimizer"}:
         raise ConfigError(
             "--batch has no effect on an optimizer, which sees no rows; leave it out."
         )
-    config = sized(options, options.batch)
+    config = sized_config(options, options.batch)
     # All of them are called, and so have refused what they must, before the first is measured.
     begun = {
         part: getattr(kernels, f"bench_{part}")(config, only=kinds, seconds=options.seconds)
@@ -200,11 +200,11 @@ def _kernels(options: Options) -> None:
 def _memory(options: Options) -> None:
     from foundling.bench.profile import bench_memory, describe_memory
 
-    found = bench_memory(sized(options, options.batch), options.snapshot, say_on_stderr)
+    found = bench_memory(sized_config(options, options.batch), options.snapshot, say_on_stderr)
     print_json(found.to_json()) if options.json else print_lines(describe_memory(found))
 
 
-def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
+def _refuse_settings(settings: Settings, own: Iterable[str], because: str) -> None:
     """Settings that a bench sets by itself."""
     from foundling.bench.step_runner import refuse_unused
 
@@ -212,7 +212,7 @@ def _refuse_set(settings: Settings, own: Iterable[str], because: str) -> None:
     refuse_unused({f"--{name}": given.get(name) for name in own}, because)
 
 
-def sized(options: Options, batch: str | int | None = None) -> "RunConfig":
+def sized_config(options: Options, batch: str | int | None = None) -> "RunConfig":
     """The config, its vocabulary known from the data and its rows from --batch."""
     from foundling.plan.supply import known_sizes
     from foundling.runtime.console import warn
@@ -250,7 +250,7 @@ def measure_and_report(
     if not options.check_steps:
         check = ("check_data", "reference", "tolerance", "check_rows")
         refuse_given(options, check, "with --check-steps 0")
-    config = sized(options, options.batch)
+    config = sized_config(options, options.batch)
     device = choose(config.train.device, config.train.dtype).device
     memory = options.limit_gb or 0.0
     line = baselines.line_of(
@@ -303,7 +303,7 @@ def _profile(options: Options) -> None:
     from foundling.bench.profile import bench_profile, describe_profile
 
     found = bench_profile(
-        sized(options, options.batch),
+        sized_config(options, options.batch),
         options.trace,
         steps=options.steps or 5,
         profiled=options.profiled,
@@ -353,7 +353,7 @@ def _generate(options: Options) -> None:
 
     if unknown := [name for name in options.sampling if name not in SAMPLINGS]:
         raise ConfigError(f"--sampling {unknown[0]} is none of {', '.join(SAMPLINGS)}.")
-    config = sized(options)
+    config = sized_config(options)
     device = choose(options.device, "fp32").device
     found = bench_generate(
         config.model,

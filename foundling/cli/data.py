@@ -44,11 +44,7 @@ READING = (
     Option("--template", r"text built from columns, such as '{title}\n\n{body}'", free_text, ""),
     Option("--max-chars", "longer rows go to quarantine", positive, "10M"),
     Option("--stream", "store nothing of a remote source on the way", bool),
-    Option(
-        "--allow-broken-files",
-        "use what comes before the place where a file breaks off (default: refuse the file)",
-        bool,
-    ),
+    Option("--allow-broken-files", "use a file up to where it breaks off, if it does", bool),
 )
 """What a user may say about the rows of a source."""
 _BUILD_OPTIONS = (
@@ -88,7 +84,7 @@ _BUILD_OPTIONS = (
         "list the recipes or published mixtures, and build nothing",
         ("recipes", "mixtures"),
         nargs="?",
-        takes=(),
+        allows=(),
     ),
 )
 
@@ -221,7 +217,7 @@ def _verify(options: Options) -> None:
         because = f"on {options.data}, which is not a built data set"
         refuse_given(options, ("source", "workers", "tokenizer"), because)
     if tasks is not None and not (found and found.wrong):
-        overlap = _look_for(tasks, options)
+        overlap = _find_overlap(tasks, options)
     if options.json:
         both = {"against": overlap.to_json()} if overlap else {}
         print_json({**(found.to_json() if found else {}), **both})
@@ -230,8 +226,7 @@ def _verify(options: Options) -> None:
         for kind, words in kinds if found else ():
             for sentence in getattr(found, kind):
                 print(f"{words:>12}  {sentence}")
-        for line in overlap.lines() if overlap else ():
-            print(line)
+        print_lines(overlap.lines() if overlap else ())
     if found:
         found.refuse()
 
@@ -251,7 +246,7 @@ def _tasks_to_find(options: Options) -> Any:
     return registry.find(options.against)
 
 
-def _look_for(tasks: Any, options: Options) -> "Contamination":
+def _find_overlap(tasks: Any, options: Options) -> "Contamination":
     """Which examples of these tasks stand in the data."""
     from foundling.eval.contamination import look_for, texts_of, write_contaminated
     from foundling.runtime.console import say
@@ -277,7 +272,7 @@ _INSPECT_OPTIONS = (
     ),
     Option("--packing", "data.packing of the run", ("concat", "bestfit", "pad"), "bestfit"),
     Option("--ids", "add a table with every id", bool),
-    Option("--stats", "count what a data set holds instead", bool, takes=("seq_len",)),
+    Option("--stats", "count what a data set holds instead", bool, allows=("seq_len",)),
     Option("--json", "print as JSON", bool, needs="stats"),
 )
 
@@ -311,7 +306,7 @@ def _inspect(options: Options) -> None:
             f"{options.data} holds no {MANIFEST_NAME}; to see what a source would become, say with"
             " which --tokenizer."
         )
-    title, shown = _built(options, options.seq_len or 256) if built else _unbuilt(options)
+    title, shown = (_rows_of_data_set if built else _rows_of_source)(options)
     marks = "bold" if console().is_terminal else "[in brackets]"
     console().print(
         f"{title}: {marks} is what the loss counts, a bar begins a document", markup=False
@@ -321,7 +316,7 @@ def _inspect(options: Options) -> None:
     return None
 
 
-def _built(options: Options, seq_len: int) -> "tuple[str, list[RenderableType]]":
+def _rows_of_data_set(options: Options) -> "tuple[str, list[RenderableType]]":
     """Rows of a data set."""
     from foundling.data.dataset import TOKENIZER_FOLDER, DataSet
     from foundling.data.inspect_rows import inspect_rows
@@ -332,6 +327,7 @@ def _built(options: Options, seq_len: int) -> "tuple[str, list[RenderableType]]"
     if options.tokenizer is not None:
         raise ConfigError(f"{folder} has its own tokenizer; leave --tokenizer out.")
     split = "val" if options.val else "train"
+    seq_len = options.seq_len or 256
     dataset = DataSet(folder, split="val" if options.val else "train")
     tokenizer = Tokenizer.load(folder / TOKENIZER_FOLDER)
     if tokenizer.fingerprint != dataset.manifest.tokenizer:
@@ -356,7 +352,7 @@ def _built(options: Options, seq_len: int) -> "tuple[str, list[RenderableType]]"
     return f"{folder}, {split} split", shown
 
 
-def _unbuilt(options: Options) -> "tuple[str, list[RenderableType]]":
+def _rows_of_source(options: Options) -> "tuple[str, list[RenderableType]]":
     """What rows of a source would become."""
     from foundling.data.inspect_rows import inspect_source
     from foundling.data.open_source import open_source

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from foundling.config.errors import RunError
 from foundling.runtime.console import say
@@ -76,10 +75,10 @@ class DemoStep:
     is_done: Callable[[], bool]
 
 
-def walk(folder: Path, scale_name: str, seed: int, run_verb: RunVerb) -> None:
+def run_demo(folder: Path, scale_name: str, seed: int, run_verb: RunVerb) -> None:
     """Raise a model in `folder`, from nothing to a transcript."""
     scale = SCALES[scale_name]
-    _claim(folder, scale_name, seed)
+    _check_folder(folder, scale_name, seed)
     started = time.monotonic()
     for step in steps(folder, scale, seed):
         if step.is_done():
@@ -96,7 +95,7 @@ def walk(folder: Path, scale_name: str, seed: int, run_verb: RunVerb) -> None:
     _summary(folder, time.monotonic() - started)
 
 
-def _claim(folder: Path, scale: str, seed: int) -> None:
+def _check_folder(folder: Path, scale: str, seed: int) -> None:
     """A folder belongs to one scale and seed: what is done there is done for those."""
     wanted = {"scale": scale, "seed": seed}
     note = folder / "demo.json"
@@ -208,33 +207,27 @@ def _transcript(folder: Path, seed: int) -> None:
 
 def _summary(folder: Path, seconds: float) -> None:
     base = final_scores(RunDir(folder / "pretrain"))
-    chat = final_scores(RunDir(folder / "finetune"))
+    quiz = final_scores(RunDir(folder / "finetune"))["quiz"]
+    floor = base["full_floor_bpb"]
+    above = f"{base['full_bpb'] - floor:.4f} above the floor of {floor:.4f}"
     training = sum(_training_seconds(folder / name) for name in ("pretrain", "finetune"))
+    figures = {
+        "held-out bits per byte, pretrained": f"{base['full_bpb']:.4f}, {above}",
+        "quiz": f"{quiz['accuracy']:.1%} of {quiz['n']} right (± {quiz['stderr']:.1%})",
+        "facts found in documents only": f"{quiz['documents_only']:.1%} right",
+        "unknown people declined": f"{quiz['unknown_declined']:.1%}",
+        "known people wrongly declined": f"{quiz['known_wrongly_declined']:.1%}",
+        "seconds spent in training steps": f"{training:.0f}",
+        "seconds of this command": f"{seconds:.0f}",
+    }
     say("# what came of it\n")
-    for label, value in _figures(base, chat):
+    for label, value in figures.items():
         say(f"{label:>40}  {value}")
-    say(f"{'seconds spent in training steps':>40}  {training:.0f}")
-    say(f"{'seconds of this command':>40}  {seconds:.0f}")
     # The path by which this very command was found, because .venv/bin may not be on PATH.
     program = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/foundling") else "foundling"
     say(f"\nTalk to it:       {program} chat {folder / 'finetune'}")
     say(f"Open its page:    {program} serve {folder / 'finetune'} --open")
     say(f"Open the report:  xdg-open {folder / 'report.html'}")
-
-
-def _figures(base: dict[str, Any], chat: dict[str, Any]) -> list[tuple[str, str]]:
-    quiz = chat["quiz"]
-    above = base["full_bpb"] - base["full_floor_bpb"]
-    return [
-        (
-            "held-out bits per byte, pretrained",
-            f"{base['full_bpb']:.4f}, {above:.4f} above the floor of {base['full_floor_bpb']:.4f}",
-        ),
-        ("quiz", f"{quiz['accuracy']:.1%} of {quiz['n']} right (± {quiz['stderr']:.1%})"),
-        ("facts found in documents only", f"{quiz['documents_only']:.1%} right"),
-        ("unknown people declined", f"{quiz['unknown_declined']:.1%}"),
-        ("known people wrongly declined", f"{quiz['known_wrongly_declined']:.1%}"),
-    ]
 
 
 def _training_seconds(run: Path) -> float:

@@ -43,14 +43,14 @@ _DOCTOR_OPTIONS = (
         "only whether this node can write to --run and its GPUs answer, for a job's script;"
         " otherwise note it in RUN/bad_nodes and end with 71",
         bool,
-        takes=("run", "limit"),
+        allows=("run", "limit"),
     ),
     Option("--gpus", "GPUs that must answer", count, 0, needs="node"),
 )
 
 
 def _doctor(options: Options) -> None:
-    from foundling.launch.environment import join_slurm, surroundings
+    from foundling.launch.environment import detect_environment, join_slurm
     from foundling.runtime.exits import OUTCOMES, EndOfRun
 
     if options.node:
@@ -59,7 +59,7 @@ def _doctor(options: Options) -> None:
         raise ConfigError("settings need a TARGET that they belong to; name one.")
     config = config_of(options.target, options.settings) if options.target else None
     run = options.run or (default_run(options.target) if options.target else None)
-    place = surroundings(options.nproc)
+    place = detect_environment(options.nproc)
     if place.kind == "rank":
         if options.nproc is not None:
             raise ConfigError("--nproc has no effect as a rank of a job; give it to the launcher.")
@@ -108,7 +108,7 @@ def _alone(asked: "DoctorRequest", options: Options) -> tuple[int, str]:
         if not options.json:
             print(line, flush=True)
     if options.json:
-        print_json(_tree([("", lines)]))
+        print_json(_as_json([("", lines)]))
     return _verdict(lines, is_job=False)
 
 
@@ -126,10 +126,9 @@ def _as_rank(asked: "DoctorRequest", run: Path | None, options: Options) -> tupl
         return _verdict(mine, is_job=True)
     everything = [(opinion.who, opinion.lines) for opinion in opinions]
     if options.json:
-        print_json(_tree(everything))
+        print_json(_as_json(everything))
     else:
-        for line in gathered(everything):
-            print(line)
+        print_lines(gathered(everything))
     return _verdict([line for opinion in opinions for line in opinion.lines], is_job=True)
 
 
@@ -139,7 +138,7 @@ def _launched(
     """Start this machine's ranks. Their output is kept in a folder of its own, because a run that
     is trained at this moment is locked and may be looked at all the same."""
     from foundling.config.load import dump_yaml
-    from foundling.launch.environment import refuse_crowd, visible_gpus
+    from foundling.launch.environment import check_nproc, visible_gpus
     from foundling.launch.launcher import LaunchSpec, launch
     from foundling.runtime.exits import EndOfRun, Exit
 
@@ -147,7 +146,7 @@ def _launched(
     words += ["--run", str(run)] if run else []
     words += ["--thorough"] * options.thorough + ["--json"] * options.json
     if options.nproc is not None and place.kind == "alone":
-        refuse_crowd(options.nproc, uses_gpus=not config or config.train.device in ("auto", "cuda"))
+        check_nproc(options.nproc, uses_gpus=not config or config.train.device in ("auto", "cuda"))
     if place.kind == "node" and run is None:
         raise ConfigError("--run is needed across nodes: a folder that all of them see.")
     with tempfile.TemporaryDirectory(prefix="foundling-doctor-") as folder:
@@ -171,7 +170,7 @@ def _launched(
     return 0, ""
 
 
-def _tree(by_rank: "list[tuple[str, Any]]") -> dict[str, Any]:
+def _as_json(by_rank: "list[tuple[str, Any]]") -> dict[str, Any]:
     from foundling.doctor.checks import worst
 
     every = [line for _, lines in by_rank for line in lines]

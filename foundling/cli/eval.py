@@ -67,7 +67,7 @@ _EVAL_OPTIONS = (
     Option("--max-length", "lm: tasks: context (default: as trained)", positive),
     Option("--run-code", "lm: tasks: let them run the model's code", bool),
 )
-_WHOLE = {"run", "tasks", "questions", "data", "device", "json"}
+_WITHOUT_TASKS = {"run", "tasks", "questions", "data", "device", "json"}
 """Options that have an effect without a list of tasks."""
 _OWN_ONLY = (
     "data", "bundle", "task_data", "task_file", "samples", "temperature", "seed", "contaminated",
@@ -79,16 +79,16 @@ _HARNESS_ONLY = ("system", "include_path", "cache", "max_length", "run_code")
 
 def _eval(options: Options) -> None:
     if options.tasks is None:
-        return _eval_whole(options)
+        return _eval_run(options)
     refuse_given(options, ["questions"], "on tasks, which --limit cuts")
     if options.nproc > 1 and "RANK" not in os.environ:
         return _run_by_torchrun(options)
     return _eval_tasks(options)
 
 
-def _eval_whole(options: Options) -> None:
+def _eval_run(options: Options) -> None:
     """Without a list of tasks: the run's own held-out text and its own village's quiz."""
-    refuse_given(options, sorted(options.given - _WHOLE), "without a list of tasks")
+    refuse_given(options, sorted(options.given - _WITHOUT_TASKS), "without a list of tasks")
     from foundling.checkpoint.bundle import load_bundle
     from foundling.eval.evaluate import describe_scores, evaluate
     from foundling.runtime.console import say
@@ -159,10 +159,10 @@ def _run_by_torchrun(options: Options) -> None:
     """The same command in several processes, one a GPU, by torchrun."""
     if options.follow:
         raise ConfigError("--follow scores in one process; leave --nproc out.")
-    from foundling.launch.environment import refuse_crowd
+    from foundling.launch.environment import check_nproc
 
     on_gpus = options.device in ("auto", "cuda")
-    refuse_crowd(options.nproc, uses_gpus=on_gpus, remedy="--device cpu")
+    check_nproc(options.nproc, uses_gpus=on_gpus, remedy="--device cpu")
     words = [options.run, options.tasks]
     for option in (option for option in _EVAL_OPTIONS if not option.is_argument):
         value = getattr(options, option.key)
@@ -198,11 +198,11 @@ def _compare(options: Options) -> None:
     models, tasks = options.model, options.tasks
     if len(models) < 2:
         raise ConfigError(f"compare needs two models or more, and {models[0]} is one.")
-    strangers = [model for model in models if not RunDir(Path(model)).exists]
-    if len(models) > 2 and (strangers or tasks):
-        what = f"{strangers[0]} is no run directory" if strangers else "--tasks is of two models"
+    not_runs = [model for model in models if not RunDir(Path(model)).exists]
+    if len(models) > 2 and (not_runs or tasks):
+        what = f"{not_runs[0]} is no run directory" if not_runs else "--tasks is of two models"
         raise ConfigError(f"{what}; of more than two only settings and curves are compared.")
-    runs = None if strangers else compare_runs([Path(model) for model in models])
+    runs = None if not_runs else compare_runs([Path(model) for model in models])
     scores, why = None, ""
     if len(models) == 2:
         try:

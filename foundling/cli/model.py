@@ -8,7 +8,7 @@ from typing import Any
 from foundling.cli.options import (
     DEVICE,
     JSON,
-    SOURCE,
+    MODEL,
     WEIGHTS,
     Option,
     Options,
@@ -29,7 +29,7 @@ SAMPLING = (
 )
 _LOADING = "the model is loaded first, 5 s to a minute by its size"
 _GENERATE_OPTIONS = (
-    SOURCE,
+    MODEL,
     Option("prompt", "texts to continue", free_text, nargs="+"),
     Option("--max-tokens", "longest continuation", positive, 100),
     Option("--chat", "prompts are a user's messages", bool),
@@ -66,7 +66,7 @@ def _generate(options: Options) -> None:
 
 
 _CHAT_OPTIONS = (
-    SOURCE,
+    MODEL,
     Option("--system", "system message", free_text),
     Option("--max-tokens", "longest reply (default: what fits)", positive),
     Option("--temperature", "0 is greedy", float, 0.0),
@@ -112,11 +112,7 @@ _SERVE_OPTIONS = (
     DEVICE,
     WEIGHTS,
     Option("--cache-gb", "keys and values (default: what is free)", above_zero),
-    Option(
-        "--max-length",
-        "tokens of a request, prompt and answer (default: the rows of its training)",
-        positive,
-    ),
+    Option("--max-length", "tokens of prompt and answer (default: as trained)", positive),
     Option("--max-running", "answers written at a time (default: 64, on CUDA 256)", positive),
     Option("--max-waiting", "answers on their way; more get 429", positive, 256),
     Option("--timeout", "seconds that an answer may take", above_zero, 600.0),
@@ -200,7 +196,7 @@ _CONVERT_OPTIONS = (
     Option("source", "run, RUN@STEP, Hugging Face, Meta or DCP folder, or torch.save file"),
     Option("target", "folder (torch: file) to write; must not exist", Path),
     Option("--to", "layout of the result", _LAYOUTS, required=True, metavar="LAYOUT"),
-    Option("--dtype", "precision (default: as it is stored)", ("fp32", "bf16", "fp16")),
+    Option("--dtype", "precision; by default as it is stored", ("fp32", "bf16", "fp16")),
     Option("--shape", "preset, config or model that says what a bare source does not"),
     Option("--shard-gb", "largest shard of hf, GB", above_zero, 5.0),
     Option("--push", "then upload it to the hub (hf only)", metavar="OWNER/NAME"),

@@ -55,7 +55,7 @@ class Option:
     """Its name in Options, where the name itself will not do."""
     needs: str = ""
     """Key of the option or argument without which this one has no effect."""
-    takes: tuple[str, ...] | None = None
+    allows: tuple[str, ...] | None = None
     """Keys of the only others that have an effect with this one; None: all."""
 
     @property
@@ -64,7 +64,7 @@ class Option:
         return self.dest or self.name.split()[-1].lstrip("-").replace("-", "_")
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """Its name in sentences."""
         return self.name.split()[-1] if self.name.startswith("-") else self.name.upper()
 
@@ -74,12 +74,12 @@ class Option:
         return not self.name.startswith("-")
 
     @property
-    def is_always(self) -> bool:
+    def is_mandatory(self) -> bool:
         """Whether it cannot be left out."""
         return self.required or (self.is_argument and self.nargs in (None, "+"))
 
     @property
-    def unset(self) -> Any:
+    def default_value(self) -> Any:
         """Its value where it was not typed."""
         if self.default is None:
             return False if self.type is bool else [] if self.nargs in ("append", "*") else None
@@ -119,32 +119,6 @@ def print_duration_hint(name: str, verb: Verb, options: Options) -> Iterator[Non
         yield
     finally:
         timer.cancel()
-
-
-def refuse_idle(verb: Verb, options: Options) -> None:
-    """Refuse what was typed and has no effect with, or without, another option."""
-    by_key = {option.key: option for option in verb.options}
-    typed = [option for option in verb.options if option.key in options.given]
-    for option in typed:
-        if option.needs and option.needs not in options.given:
-            name = by_key[option.needs].shown
-            raise ConfigError(f"{option.shown} has no effect without {name}; give {name} too.")
-    for option in (option for option in typed if option.takes is not None):
-        takes = (*(option.takes or ()), option.key)
-        others = [one for one in typed if not one.is_always and one.needs != option.key]
-        idle = [_typed(one, options) for one in others if one.key not in takes]
-        idle += [f"--{name}" for name in options.settings if "settings" not in takes]
-        if idle:
-            raise ConfigError(
-                f"{idle[0]} has no effect with {option.shown}; leave one of them out."
-            )
-
-
-def _typed(option: Option, options: Options) -> str:
-    """The name of an option, or the name and the text of an argument."""
-    value = getattr(options, option.key)
-    first = value[0] if isinstance(value, list) else value
-    return f"{option.shown} {first}" if option.is_argument else option.shown
 
 
 def refuse_given(options: Options, names: Iterable[str], because: str) -> None:
@@ -212,28 +186,16 @@ def free_text(text: str) -> str:
     return text
 
 
-METAVARS: dict[Any, str] = {
-    count: "N",
-    positive: "N",
-    positives: "N,N",
-    int: "N",
-    float: "X",
-    above_zero: "X",
-    share: "X",
-    comma_list: "A,B",
-    free_text: "TEXT",
-    Path: "PATH",
-}
-"""What the text of an option is called in the help."""
-
 # Options that several verbs have.
 
 TARGET = Option("target", "preset, YAML file, or run directory")
-SOURCE = Option("run", "run, RUN@STEP, or a model from elsewhere")
+MODEL = Option("run", "run, RUN@STEP, or a model from elsewhere")
 JSON = Option("--json", "print as JSON", bool)
 DEVICE = Option("--device", "where to compute", ("auto", "cpu", "cuda", "mps"), "auto")
 WEIGHTS = Option(
-    "--weights", "their precision; bf16 on CUDA and else fp32 by default", ("fp32", "bf16", "int8")
+    "--weights",
+    "precision of the weights; by default bf16 on CUDA, else fp32",
+    ("fp32", "bf16", "int8"),
 )
 FORCE = Option("--force", "overwrite the file of -o", bool, needs="output")
 
@@ -252,10 +214,10 @@ def config_of(
     """The config of a target and settings; weights that it starts from bring their own shape."""
     from foundling.config.load import load_config
 
-    return load_config(target, settings, tell, shape_of)
+    return load_config(target, settings, tell, model_shape_of)
 
 
-def shape_of(source: str) -> dict[str, Any]:
+def model_shape_of(source: str) -> dict[str, Any]:
     """The model's fields of these weights; none while they are not there, which `plan` allows and
     `train` refuses."""
     if not Path(source.partition("@")[0]).expanduser().exists():
@@ -284,7 +246,8 @@ def print_json(value: Any) -> None:
 
 def print_lines(lines: Iterable[object]) -> None:
     """Each on a line of its own."""
-    print("\n".join(map(str, lines)))
+    for line in lines:
+        print(line)
 
 
 def say_on_stderr(text: str) -> None:

@@ -1,6 +1,7 @@
 """`foundling plan`: what a run would be, before it is one, and its config as a file."""
 
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from foundling.cli.options import (
     FORCE,
     JSON,
     TARGET,
+    WEIGHTS,
     Option,
     Options,
     Verb,
@@ -40,24 +42,14 @@ _PLAN_OPTIONS = (
     Option("--provider", "take this one's prices, of providers in hardware.yaml"),
     Option(
         "--optimizer",
-        "whose state and time to plan (default: optim.name)",
+        "whose state and time to plan; by default optim.name",
         ("adamw", "adamw8bit", "muon"),
     ),
     JSON,
-    Option("--probe", "take a few real steps here and compare", bool, takes=("settings", "json")),
+    Option("--probe", "take a few real steps here and compare", bool, allows=("settings", "json")),
     Option("--probe-minutes", "longest that they may take", above_zero, 5.0, needs="probe"),
-    Option(
-        "--serve",
-        "how many requests of which length fit when served",
-        bool,
-        takes=("settings", "gpu"),
-    ),
-    Option(
-        "--weights",
-        "precision (default: bf16 on GPUs)",
-        ("fp32", "bf16", "int8"),
-        needs="serve",
-    ),
+    Option("--serve", "requests that fit when served", bool, allows=("settings", "gpu")),
+    replace(WEIGHTS, needs="serve"),
 )
 
 

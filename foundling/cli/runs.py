@@ -56,13 +56,8 @@ _REPORT_OPTIONS = (
         _bin_widths,
         metavar="WIDTHS",
     ),
-    Option(
-        "--csv",
-        "the steps as a table, to -o or printed, and no page",
-        bool,
-        takes=("output", "force"),
-    ),
-    Option("--parquet", "the same as Parquet, to -o", bool, takes=("output", "force")),
+    Option("--csv", "the steps as a table, to -o or printed", bool, allows=("output", "force")),
+    Option("--parquet", "the same as Parquet, to -o", bool, allows=("output", "force")),
 )
 
 
@@ -90,7 +85,7 @@ def _table(options: Options, runs: "Sequence[RunDir]") -> None:
 
 
 _LIST_OPTIONS = (
-    Option("folder", "where to look (default: runs)", Path, "runs", nargs="?"),
+    Option("folder", "where to look", Path, "runs", nargs="?"),
     Option("--tree", "which run came from which, and how", bool),
     JSON,
 )
@@ -111,9 +106,9 @@ def _list(options: Options) -> None:
     if options.json:
         return print_json(runs)
     if not runs:
-        print(f"no runs in {options.folder}")
+        return print(f"no runs in {options.folder}")
     rows = (f"{r['status']:<10} {r['stage']:<9} step {r['step']:<8} {r['path']}" for r in runs)
-    return print_lines(draw_tree(runs) if options.tree else rows) if runs else None
+    return print_lines(draw_tree(runs) if options.tree else rows)
 
 
 _SHOW_OPTIONS = (
@@ -163,9 +158,7 @@ def _stop(options: Options) -> None:
 
 _LOGS_OPTIONS = (
     RUN,
-    Option(
-        "--follow", "from its last lines on, until the run ends; with the run's exit code", bool
-    ),
+    Option("--follow", "from its last lines on, until the run ends, with its exit code", bool),
     Option("--rank", "whose output", count, 0),
 )
 
@@ -190,14 +183,9 @@ def _copy(options: Options) -> None:
 
 _RM_OPTIONS = (
     Option("run", "run directories; --restore: also names, trash folders", Path, nargs="*"),
-    Option("--restore", "bring them back from the trash", bool, takes=("run", "folder")),
-    Option("--list", "what is in the trash", bool, takes=("folder",)),
-    Option(
-        "--empty",
-        "delete for good what is older: 30d, 12h",
-        metavar="AGE",
-        takes=("folder",),
-    ),
+    Option("--restore", "bring them back from the trash", bool, allows=("run", "folder")),
+    Option("--list", "what is in the trash", bool, allows=("folder",)),
+    Option("--empty", "delete for good what is older: 30d, 12h", metavar="AGE", allows=("folder",)),
     Option("--finished", "finished runs too", bool, needs="empty"),
     Option("--folder", "whose trash (default: runs; --restore: beside the run)", Path),
 )
@@ -212,15 +200,17 @@ def _rm(options: Options) -> None:
     if options.restore:
         return _restore(options)
     refuse_given(options, ["folder"], "here: a run goes to the trash beside it")
-    return _throw_away(options)
+    return _move_to_trash(options)
 
 
-def _throw_away(options: Options) -> None:
-    from foundling.launch.run_files import throw_away
+def _move_to_trash(options: Options) -> None:
+    from foundling.launch.run_files import move_to_trash
 
     for run in options.run:
         where = shlex.quote(os.path.abspath(run))
-        print(f"{run} is in {throw_away(run)}; `foundling runs rm --restore {where}` restores it")
+        print(
+            f"{run} is in {move_to_trash(run)}; `foundling runs rm --restore {where}` restores it"
+        )
 
 
 def _restore(options: Options) -> None:
@@ -244,13 +234,13 @@ def _list_trash(options: Options) -> None:
 
 
 def _empty_trash(options: Options) -> None:
-    from foundling.launch.run_files import age, empty_trash
+    from foundling.launch.run_files import empty_trash, parse_age
 
-    deleted, kept = empty_trash(_folder(options), age(options.empty), finished=options.finished)
-    for entry in deleted:
-        print(f"deleted {entry.path}")
-    for entry in kept:
-        print(f"kept {entry.path}: it is finished; --finished deletes it too")
+    deleted, kept = empty_trash(
+        _folder(options), parse_age(options.empty), finished=options.finished
+    )
+    print_lines(f"deleted {entry.path}" for entry in deleted)
+    print_lines(f"kept {entry.path}: it is finished; --finished deletes it too" for entry in kept)
 
 
 # Checkpoints of a run: whether they are whole, which stay.
@@ -339,7 +329,7 @@ _SLURM_OPTIONS = (
     Option("--grace", "seconds before the limit", positive, 300),
     Option("--max-restarts", "tries after a crash, within one life", count, 9),
     Option("--no-preflight", "do not try the nodes first", bool),
-    Option("--profiles", "list the kinds of machines known", bool, takes=()),
+    Option("--profiles", "list the kinds of machines known", bool, allows=()),
 )
 
 

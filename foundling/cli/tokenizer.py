@@ -1,6 +1,8 @@
 """`foundling tokenizer ...`: learn a vocabulary, look at it, compare it, let it grow."""
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +71,7 @@ _INSPECT_OPTIONS = (
     JSON,
     Option("--seed", "seed of Hamlet", int, 1),
     *READING,
-    Option("--encode", "show how a text is cut", free_text, takes=()),
+    Option("--encode", "show how a text is cut", free_text, allows=()),
     Option("--chat", "it is a user's message", bool, needs="encode"),
 )
 
@@ -113,7 +115,9 @@ def _measure(options: Options) -> None:
         for source, held in texts.items()
     }
     if len(found) > 1:
-        found[_ALL] = {name: _summed(found, name) for name in tokenizers}
+        found[_ALL] = {
+            name: reduce(add, [by_name[name] for by_name in found.values()]) for name in tokenizers
+        }
     if options.json:
         sizes = {
             name: {"vocab_size": t.vocab_size, "fast": t.fast, "why_slow": t.why_slow}
@@ -131,13 +135,6 @@ def _short(paths: list[str]) -> dict[str, str]:
     """Each path's last part, where that is unique; else the whole path."""
     last = {path: path.rstrip("/").rsplit("/", 1)[-1] for path in paths}
     return last if len(set(last.values())) == len(last) else {path: path for path in paths}
-
-
-def _summed(found: Measures, name: str) -> "Measure":
-    first, *rest = (by_name[name] for by_name in found.values())
-    for more in rest:
-        first = first + more
-    return first
 
 
 def _print_measures(found: Measures, sizes: dict[str, int]) -> None:

@@ -52,7 +52,7 @@ def _train(options: Options) -> None:
 
 def _what_to_train(options: Options) -> "tuple[RunConfig, Path]":
     """The config and the run directory that the words on the command line amount to."""
-    from foundling.config.load import shrink
+    from foundling.config.load import dev_config
     from foundling.launch.train_job import branch_of
     from foundling.runtime.console import say, warn
 
@@ -67,7 +67,7 @@ def _what_to_train(options: Options) -> "tuple[RunConfig, Path]":
     if parent:
         config = parent.settings_of_child(config)
     if options.dev is not None:
-        config, said = shrink(config, options.dev)
+        config, said = dev_config(config, options.dev)
         folder = options.run or folder.with_name(folder.name + "-dev")
         say(f"--dev {options.dev}: {said}")
     return config, folder

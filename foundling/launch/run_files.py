@@ -187,7 +187,7 @@ class Trashed:
     status: str
 
 
-def throw_away(run: Path) -> Path:
+def move_to_trash(run: Path) -> Path:
     """Move a run into the trash; where it is now."""
     run = Path(os.path.abspath(run))  # a link is moved, not what it points to
     info = _own_info(RunDir(run))
@@ -304,7 +304,7 @@ def empty_trash(
     return deleted, kept
 
 
-def age(text: str) -> float:
+def parse_age(text: str) -> float:
     """Seconds of 30d, 12h, 2w or 45m."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text)
     if not match:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from foundling.config.data import mixes_of
+from foundling.config.data import phase_mixtures
 from foundling.config.parallel import recompute_interval
 from foundling.config.run import RunConfig
 from foundling.plan.horizon import Horizon, micro_rows
@@ -185,7 +185,7 @@ def _arithmetic(config: RunConfig, work: Workload, machine: Machine) -> Iterator
 def _batch(config: RunConfig, choice: PlannedConfig, horizon: Horizon | None) -> Iterator[str]:
     if horizon is None:
         return
-    _, spec = mixes_of(config.data, config.train.seq_len)[0]
+    _, spec = phase_mixtures(config.data, config.train.seq_len)[0]
     at_a_time = micro_rows(config.train, spec)
     slots = horizon.accumulation * at_a_time * horizon.data_ranks
     if slots != horizon.rows_per_step:

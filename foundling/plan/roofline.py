@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.train import FLOAT8_SIDE
+from foundling.config.train import FLOAT8_MULTIPLE
 from foundling.plan.hardware import TABLE, Ceilings, Gpu
 from foundling.plan.params import parameter_shapes
 from foundling.plan.workload import Workload, is_product, sizes_of
@@ -290,7 +290,7 @@ def _chosen(model: ModelConfig, skip: tuple[str, ...]) -> tuple[tuple[str, tuple
     for full, shape in parameter_shapes(model).items():
         name = full.removesuffix(".weight")
         is_one = full.startswith("layers.") and is_product(full, shape, model)
-        if not is_one or any(side % FLOAT8_SIDE for side in shape) or is_skipped(name, skip):
+        if not is_one or any(side % FLOAT8_MULTIPLE for side in shape) or is_skipped(name, skip):
             continue
         found.append((name, (shape[0], shape[1])))
     return tuple(found)
@@ -308,8 +308,8 @@ FITTED_ON: tuple[str, ...] = (
     " script's: matrix products 502 ms at 729 TFLOP/s, attention 80, elementwise 83, optimizer 10,"
     " other 13)",
     "attention alone, 16 x 2048 on one H200: cuDNN 2.81 and 2.25 ms, flash 4.61 and 4.11 ms",
-    "account 004's fp32 rows on one H100 (fp32_share)",
-    "account 001's 1333 tok/s on MI250X dies (the reach of the MI250X in hardware.py)",
+    "the fp32 rows of a public 1.24B Llama on one H100 (fp32_share; docs/accounts.md)",
+    "the 1333 tok/s of Llama 3.1 8B on Frontier (the reach of the MI250X in hardware.py)",
 )
 
 

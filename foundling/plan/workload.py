@@ -7,9 +7,9 @@ a Work (its loss, its residual stream, its copies) and compared with what it pub
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foundling.config.data import mixes_of
+from foundling.config.data import phase_mixtures
 from foundling.config.model import ModelConfig
-from foundling.config.optim import OptimConfig, block_for
+from foundling.config.optim import OptimConfig, moment_block_size
 from foundling.config.run import SAMPLE_TOKENS, RunConfig
 from foundling.config.train import TrainConfig
 from foundling.plan.hardware import Gpu
@@ -126,7 +126,7 @@ def sizes_of(model: ModelConfig) -> Sizes:
         for side in shape:
             count *= side
         in_block = name.startswith("layers.")
-        block = block_for(shape[1]) if len(shape) == 2 else 0
+        block = moment_block_size(shape[1]) if len(shape) == 2 else 0
         cuts = count // block if block else 0
         covered += count if block else 0
         scales += cuts
@@ -186,7 +186,7 @@ def work_of(
 ) -> Workload:
     """The micro-step that a phase of a config asks for on such a GPU."""
     train = config.train
-    _, spec = mixes_of(config.data, train.seq_len)[phase]
+    _, spec = phase_mixtures(config.data, train.seq_len)[phase]
     units = spec.units_per_step(batch_tokens(config, layout.data_ranks))
     per_rank = -(-units // layout.data_ranks)
     batch = min(micro_rows(train, spec), per_rank)

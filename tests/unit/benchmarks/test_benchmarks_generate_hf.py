@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import generate_hf
 from foundling.bench import generate
-from foundling.cli.main import parsed
 from foundling.cli.options import Options
+from foundling.cli.parser import parse
 from foundling.config.errors import CheckpointError
 from foundling.config.model import ModelConfig
 
@@ -16,13 +16,13 @@ SHAPE = ModelConfig(vocab_size=200, dim=32, layers=1, heads=2, ffn_dim=64)
 
 def options(*words: str) -> Options:
     lengths = ("--batch", "1", "--prompt", "8", "--new", "4", "--rounds", "1", "--device", "cpu")
-    return parsed(generate_hf.PROGRAM, "generate_hf", ["shape", *lengths, *words])
+    return parse(generate_hf.PROGRAM, "generate_hf", ["shape", *lengths, *words])
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(generate_hf, "sized", lambda *_: SimpleNamespace(model=SHAPE))
+    monkeypatch.setattr(generate_hf, "sized_config", lambda *_: SimpleNamespace(model=SHAPE))
     monkeypatch.setattr(generate_hf, "measure_ceilings", lambda *_, **__: None)
 
 
