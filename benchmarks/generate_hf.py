@@ -22,7 +22,7 @@ from foundling.cli.options import DEVICE, Option, Options, Verb, positive, posit
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig
 from foundling.profiling.ceilings import measure_ceilings
-from foundling.runtime.device import choose, synchronise
+from foundling.runtime.device import choose_device, synchronise
 
 
 def llama(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Any:
@@ -109,7 +109,7 @@ def _run(options: Options) -> None:
         raise ConfigError(
             f"transformers' side is a Llama, and {obstacle}; take a Llama-like target."
         )
-    device = choose(options.device, "fp32").device
+    device = choose_device(options.device, "fp32").device
     ours = bench_generate(
         config, device, batches=options.batch, prompt=options.prompt, new=options.new,
         samplings=["greedy"], weights=options.weights, first=[], rounds=options.rounds,

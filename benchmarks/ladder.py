@@ -29,7 +29,7 @@ from foundling.cli.options import (
     print_lines,
     say_on_stderr,
 )
-from foundling.runtime.processes import Ended, run_child
+from foundling.runtime.processes import ChildResult, run_child
 
 if TYPE_CHECKING:
     from foundling.config.run import RunConfig
@@ -130,7 +130,7 @@ class Climbed:
         return asdict(self)
 
 
-Start = Callable[[str], Ended]
+Start = Callable[[str], ChildResult]
 
 
 def bench_ladder(
@@ -163,7 +163,7 @@ def bench_ladder(
         yield _climbed(rung, go(json.dumps(given)), most)
 
 
-def _climbed(rung: Rung, ended: Ended, most: int) -> Climbed:
+def _climbed(rung: Rung, ended: ChildResult, most: int) -> Climbed:
     theirs = {"rows": rung.batch, "step_s": rung.step_s, "memory_gb": rung.memory_gb}
     theirs["tokens_per_s"] = rung.tokens_per_s
     if not ended.is_good:
@@ -233,11 +233,11 @@ def _run(options: Options) -> None:
     from foundling.bench.step_runner import alone, refuse_cap
     from foundling.cli.bench import sized_config
     from foundling.runtime.console import warn
-    from foundling.runtime.device import choose, device_name
+    from foundling.runtime.device import choose_device, device_name
 
     config = sized_config(options)
     alone(config)
-    there = choose(config.train.device, config.train.dtype).device
+    there = choose_device(config.train.device, config.train.dtype).device
     refuse_cap(there, options.limit_gb or 0.0)
     _refuse_set_by_rungs(options.settings)
     climbed = bench_ladder(

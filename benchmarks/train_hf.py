@@ -37,9 +37,9 @@ def compare(
     # Not at the top: what imports torch comes after the command has said how long it takes.
     from benchmarks.with_transformers import refuse_contender
     from foundling.bench.train import ThroughputMeter, bench_train
-    from foundling.runtime.device import prepare
+    from foundling.runtime.device import prepare_device
 
-    choice = prepare(config.train)
+    choice = prepare_device(config.train)
     for name in names:
         refuse_contender(name, config, choice)
     bench = bench_train(config, asked, tell)
@@ -66,7 +66,7 @@ def _timed(
     from foundling.bench.step_runner import fastest, free, try_sizes
     from foundling.bench.train import checked_text, timed_rows
     from foundling.runtime.progress import process_age
-    from foundling.train.step import collector_held
+    from foundling.train.step import manual_gc
 
     portions = asked.portions(
         config.train.batch_size, asked.micro_steps_of(config, config.train.batch_size)
@@ -84,7 +84,7 @@ def _timed(
             size = fastest(tried)
             if not size:
                 raise RunError(f"{name} does not fit at any batch size; leave it out of --compare.")
-        with collector_held() as gc_control:  # as ours
+        with manual_gc() as gc_control:  # as ours
             if not tried:
                 contender.timed(rows, 1, size=size, warmup=0)
                 age = process_age()

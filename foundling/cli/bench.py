@@ -245,13 +245,13 @@ def measure_and_report(
     from foundling.bench import baselines
     from foundling.bench.step_runner import refuse_unwritable
     from foundling.bench.train import BenchOptions
-    from foundling.runtime.device import choose, device_name
+    from foundling.runtime.device import choose_device, device_name
 
     if not options.check_steps:
         check = ("check_data", "reference", "tolerance", "check_rows")
         refuse_given(options, check, "with --check-steps 0")
     config = sized_config(options, options.batch)
-    device = choose(config.train.device, config.train.dtype).device
+    device = choose_device(config.train.device, config.train.dtype).device
     memory = options.limit_gb or 0.0
     line = baselines.line_of(
         options.target,
@@ -349,12 +349,12 @@ def _generate(options: Options) -> None:
     from foundling.bench.generate import SAMPLINGS, bench_generate, describe_generate
     from foundling.profiling.ceilings import measure_ceilings
     from foundling.runtime.console import warn
-    from foundling.runtime.device import choose
+    from foundling.runtime.device import choose_device
 
     if unknown := [name for name in options.sampling if name not in SAMPLINGS]:
         raise ConfigError(f"--sampling {unknown[0]} is none of {', '.join(SAMPLINGS)}.")
     config = sized_config(options)
-    device = choose(options.device, "fp32").device
+    device = choose_device(options.device, "fp32").device
     found = bench_generate(
         config.model,
         device,

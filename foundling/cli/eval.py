@@ -92,11 +92,11 @@ def _eval_run(options: Options) -> None:
     from foundling.checkpoint.bundle import load_bundle
     from foundling.eval.evaluate import describe_scores, evaluate
     from foundling.runtime.console import say
-    from foundling.runtime.device import choose
+    from foundling.runtime.device import choose_device
     from foundling.runtime.run_dir import RunDir
 
     questions = 500 if options.questions is None else options.questions
-    choice = choose(options.device, "fp32")
+    choice = choose_device(options.device, "fp32")
     bundle = load_bundle(options.run, choice.device)
     scores = evaluate(
         bundle,
@@ -109,7 +109,7 @@ def _eval_run(options: Options) -> None:
     is_whole = options.data is None and questions
     run = RunDir(options.run)
     if is_whole and run.exists:
-        run.certain_event("evaluated_by_hand", **scores)
+        run.durable_event("evaluated_by_hand", **scores)
     return print_json(scores) if options.json else print_lines(describe_scores(scores))
 
 

@@ -66,10 +66,10 @@ _PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
 def main() -> None:
     """The entry point of the command line."""
     _set_passive_omp_wait()
-    from foundling.runtime.processes import listening
+    from foundling.runtime.processes import handle_signals
 
     is_training = sys.argv[1:2] == ["train"]
-    with listening() if is_training else contextlib.nullcontext():
+    with handle_signals() if is_training else contextlib.nullcontext():
         _end_with("foundling", *_run_and_report_exit(sys.argv[1:]))
 
 
@@ -103,7 +103,7 @@ def _run_and_report_exit(
     """Run a command line (of a verb, or by `run`); its exit code, and a sentence unless that is 0.
     An unforeseen error keeps its traceback."""
     from foundling.runtime.exits import EndOfRun, Exit
-    from foundling.runtime.files import NO_ROOM, full_disk_sentence
+    from foundling.runtime.files import DISK_FULL, full_disk_sentence
 
     try:
         run(argv) if run else run_verb(argv, hint=True)
@@ -117,7 +117,7 @@ def _run_and_report_exit(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK, ""
     except OSError as error:
-        if error.errno in NO_ROOM:
+        if error.errno in DISK_FULL:
             return Exit.UNSAVED, f"{full_disk_sentence(error)}."
         if error.filename is None or error.errno in _PASSING_ERRORS:
             raise

@@ -91,9 +91,9 @@ def _chat(options: Options) -> None:
 
 def _bundle(options: Options) -> Any:
     from foundling.checkpoint.bundle import load_bundle
-    from foundling.runtime.device import choose
+    from foundling.runtime.device import choose_device
 
-    return load_bundle(options.run, choose(options.device, "fp32").device)
+    return load_bundle(options.run, choose_device(options.device, "fp32").device)
 
 
 def _sampling(options: Options) -> dict[str, Any]:
@@ -144,12 +144,12 @@ def _serve(options: Options) -> None:
         from foundling.serve.server import ServeOptions, read_keys, serve
     except ImportError as error:
         raise ConfigError(f"the server needs {error.name}; install it with pip.") from None
-    from foundling.runtime.device import choose
+    from foundling.runtime.device import choose_device
     from foundling.serve.access import Admission, Limits
     from foundling.serve.served_model import EngineLimits
 
     engine = EngineLimits(
-        device=choose(options.device, "fp32").device,
+        device=choose_device(options.device, "fp32").device,
         weights=options.weights,
         cache_bytes=round((options.cache_gb or 0) * 1e9),
         max_running=options.max_running or 0,

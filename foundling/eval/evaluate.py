@@ -24,8 +24,8 @@ from foundling.eval.results import SCORES_FILE, TRAINING, Results, read_scores
 from foundling.eval.suite import Exam, HeldOutText, Subject, check_asked, examine
 from foundling.eval.task_scoring import Asking, evaluation_engine
 from foundling.runtime.console import warn
-from foundling.runtime.device import choose
-from foundling.runtime.dist import is_main, joined, on_main, world_from_environment
+from foundling.runtime.device import choose_device
+from foundling.runtime.dist import is_main, on_main, process_group, world_from_environment
 from foundling.runtime.lock import is_locked
 from foundling.runtime.run_dir import RunDir
 from foundling.tasks.core import CORE_TASKS
@@ -283,8 +283,8 @@ def score(request: EvalRequest) -> dict[str, Any]:
     check_asked(tasks, request.limit)
     harness = request.harness()
     world = world_from_environment()
-    choice = choose(request.device, request.dtype, world.local_rank)
-    with joined(world, choice.device):
+    choice = choose_device(request.device, request.dtype, world.local_rank)
+    with process_group(world, choice.device):
         bundle = load_bundle(request.source, choice.device, together=world.size > 1)
         folder = request.out or default_folder(bundle, request.source)
         if not request.fresh:

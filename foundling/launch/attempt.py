@@ -20,7 +20,7 @@ from pathlib import Path
 from foundling.launch.environment import COMMAND, NODE, LaunchEnvironment, host
 from foundling.launch.logs import ranks_file, wait_until
 from foundling.runtime.exits import GOOD, OUTCOMES, Exit, RankOutcome, read_outcomes, verdict
-from foundling.runtime.files import NO_ROOM, full_disk_sentence
+from foundling.runtime.files import DISK_FULL, full_disk_sentence
 from foundling.runtime.lock import TOKEN
 from foundling.runtime.processes import EARLY
 
@@ -272,7 +272,7 @@ def _no_room(folder: Path) -> str:
     try:
         probe.write_bytes(bytes(ROOM))
     except OSError as error:
-        return full_disk_sentence(error, folder) if error.errno in NO_ROOM else ""
+        return full_disk_sentence(error, folder) if error.errno in DISK_FULL else ""
     finally:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)

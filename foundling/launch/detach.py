@@ -27,7 +27,7 @@ from foundling.launch.logs import (
 from foundling.runtime.console import say
 from foundling.runtime.exits import GOOD, EndOfRun, Exit
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.lock import Holder, is_locked, read_holder
+from foundling.runtime.lock import LockHolder, is_locked, read_holder
 from foundling.runtime.run_dir import RunDir
 
 STARTING_S = 60.0
@@ -138,7 +138,7 @@ def no_requeue_file(run: Path, job: str) -> Path:
     return run / "logs" / f"stopped-{job}"
 
 
-def _signal(run: Path, holder: Holder, number: signal.Signals) -> None:
+def _signal(run: Path, holder: LockHolder, number: signal.Signals) -> None:
     """Send the holder a signal: by the kernel here, by SLURM elsewhere."""
     if holder.host == socket.gethostname():
         try:

@@ -41,8 +41,8 @@ from foundling.runtime.exits import (
     verdict,
 )
 from foundling.runtime.files import write_text_atomic
-from foundling.runtime.lock import RunLock, give_back, is_locked, read_holder
-from foundling.runtime.processes import EARLY, SIGNALS, listening, without_wakeup
+from foundling.runtime.lock import RunLock, is_locked, read_holder, release_lock
+from foundling.runtime.processes import EARLY, SIGNALS, handle_signals, pause_signal_thread
 from foundling.runtime.run_dir import RunDir
 
 
@@ -288,7 +288,7 @@ def _handlers(asked: LauncherSignal, *, is_alone: bool) -> Iterator[None]:
             before[number] = signal.signal(number, asked.note)
     went_well = False
     try:
-        with without_wakeup():
+        with pause_signal_thread():
             yield
         went_well = True
     finally:
@@ -306,11 +306,11 @@ def in_this_process(run: Path, *, stop_after: float = 0, margin: float = 120) ->
 
     def leave() -> None:
         """As `RunLock` and `removed_if_unbegun` do, for a start that is stopped in its set-up."""
-        is_held = give_back(run)
+        is_held = release_lock(run)
         if not was_there and "RANK" not in os.environ:
             clear_unbegun(run, is_held=is_held)
 
-    with listening(stop_after, margin, leave), contextlib.ExitStack() as stack:
+    with handle_signals(stop_after, margin, leave), contextlib.ExitStack() as stack:
         log = None
         if OUTCOMES not in os.environ:
             log = stack.enter_context(contextlib.closing(_ProcessLog(run)))

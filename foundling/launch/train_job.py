@@ -46,9 +46,9 @@ def job_of(config: RunConfig, run: Path, **asked: Any) -> Iterator[bool]:
             yield False
             return
         with removed_if_unbegun(run), in_this_process(run, stop_after=config.train.stop_after):
-            from foundling.train.oom import refused_on_oom, snapshot_on_oom
+            from foundling.train.oom import refuse_on_oom, snapshot_on_oom
 
-            with refused_on_oom(config.train), snapshot_on_oom(run):
+            with refuse_on_oom(config.train), snapshot_on_oom(run):
                 yield True
 
 

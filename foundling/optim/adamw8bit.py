@@ -13,7 +13,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.optim import MIN_BLOCK_SIZE, MIN_MOMENT, moment_block_size
 from foundling.optim.sharded_matrices import local
 from foundling.runtime.console import first_line, warn
-from foundling.runtime.device import triton_is_here
+from foundling.runtime.device import has_triton
 
 # The arithmetic is AdamW's in fp32; only what is kept from step to step is rounded. Kept are the
 # first moment and the ROOT of the second: the update divides by the root, 8 bits span seven powers
@@ -93,7 +93,7 @@ def _maps(device: torch.device) -> list[Tensor]:
 def _has_kernel(*tensors: Tensor) -> bool:
     """Whether the kernel can be had, to which blocks must follow each other in memory."""
     if not all(tensor.is_contiguous() for tensor in tensors):
-        _tell_plain("a part is not contiguous")
+        _warn_without_kernel("a part is not contiguous")
         return False
     return _kernel_works(tensors[0].device)
 
@@ -102,8 +102,8 @@ def _has_kernel(*tensors: Tensor) -> bool:
 def _kernel_works(device: torch.device) -> bool:
     """Whether the kernel can be compiled and launched: tried on a block of zeros, because a launch
     that fails on a parameter may have changed it."""
-    if not triton_is_here():
-        _tell_plain("triton is not installed")
+    if not has_triton():
+        _warn_without_kernel("triton is not installed")
         return False
     from foundling.optim.adamw8bit_kernel import step_
 
@@ -112,13 +112,13 @@ def _kernel_works(device: torch.device) -> bool:
     try:
         step_(wide, wide.clone(), kept, _maps(device), (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8))
     except Exception as error:  # no C compiler, a GPU that triton does not know
-        _tell_plain(first_line(error))
+        _warn_without_kernel(first_line(error))
         return False
     return True
 
 
 @lru_cache
-def _tell_plain(why: str) -> None:
+def _warn_without_kernel(why: str) -> None:
     warn(f"8-bit AdamW runs without its kernel ({why}), slower and with more memory.")
 
 

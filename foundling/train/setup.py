@@ -28,9 +28,9 @@ from foundling.plan.resolve import check_folder, problems, require_sources, reso
 from foundling.plan.summary import describe
 from foundling.plan.workload import SMALL_MODEL
 from foundling.runtime.console import say, warn
-from foundling.runtime.device import DeviceChoice, prepare
-from foundling.runtime.dist import World, barrier, joined, on_main, world_from_environment
-from foundling.runtime.files import NO_ROOM, write_text_atomic
+from foundling.runtime.device import DeviceChoice, prepare_device
+from foundling.runtime.dist import World, barrier, on_main, process_group, world_from_environment
+from foundling.runtime.files import DISK_FULL, write_text_atomic
 from foundling.runtime.lock import RunLock
 from foundling.runtime.processes import StopAgreement, defer_signals
 from foundling.runtime.progress import PROGRESS, WAITING, process_age
@@ -50,9 +50,9 @@ from foundling.train.evaluation import Evaluation, NonFatal, check_tasks
 from foundling.train.faults.anomaly import AnomalyGuard, open_guard, read_interventions
 from foundling.train.faults.memory_leak import MemoryTrend
 from foundling.train.faults.replicas import check_replicas
-from foundling.train.faults.rollback import drop_abandoned
+from foundling.train.faults.rollback import drop_abandoned_checkpoints
 from foundling.train.faults.watchdog import Watchdog, slow_limit_s
-from foundling.train.metrics import Gauge, Metrics
+from foundling.train.metrics import FlopRates, Metrics
 from foundling.train.oom import mark_oom_after_success
 from foundling.train.run_metadata import MFU_DEFINITION, PlanComparison, known_device, peaks_of
 from foundling.train.saves import RunSaver
@@ -66,7 +66,7 @@ from foundling.train.start_point import (
 )
 from foundling.train.state import TrainState, fix_ddp_buckets
 from foundling.train.step import StepOptions
-from foundling.train.token_ledger import check_agreement, how_to_go_on
+from foundling.train.token_ledger import check_agreement, remedy_for_lost_lines
 
 # Everything a run needs before its first step, in five phases: where it computes (Placement), what
 # it reads (Corpus), what it trains and how long (RunSpec), where it stands (StartPoint), and the
@@ -159,11 +159,11 @@ def set_up(config: RunConfig, run: RunDir) -> Iterator[Trainer]:
     for problem in problems(config, run=run.path, with_data=False):
         raise problem
     world = world_from_environment()
-    device = prepare(config.train, world.local_rank)
+    device = prepare_device(config.train, world.local_rank)
     with contextlib.ExitStack() as stack:
         stack.callback(run.close)
         watchdog = stack.enter_context(Watchdog(run, world, config.guard, save_s=TIMEOUT_S))
-        stack.enter_context(joined(world, device.device))
+        stack.enter_context(process_group(world, device.device))
         placement = Placement(world, make_mesh(config.parallel, world, device.device), device)
         corpus = open_data(config, world)
         spec = resolve_run(config, run, placement, corpus, stack)
@@ -225,7 +225,7 @@ def find_start(
     on_main(lambda: lock_folder(run, checkpoint_root(run.checkpoints, config.checkpoint)))
     parent = on_main(lambda: find_parent(config, run, corpus.tokenizer, spec.horizon.steps))
     manager = stack.enter_context(CheckpointManager(run.checkpoints, config.checkpoint, world))
-    on_main(lambda: drop_abandoned(manager.folder, read_interventions(run, None)))
+    on_main(lambda: drop_abandoned_checkpoints(manager.folder, read_interventions(run, None)))
     checkpoint = resume_checkpoint(run, manager)
     meta = load_meta(checkpoint) if checkpoint else None
     return StartPoint(manager, checkpoint, meta, parent)
@@ -264,7 +264,7 @@ def build_trainer(
     metrics = Metrics(
         run,
         config.log,
-        Gauge(config.model, peaks_of(run, device, world.size)),
+        FlopRates(config.model, peaks_of(run, device, world.size)),
         PlanComparison(run, _seconds_of(spec, placement)),
         total_steps=horizon.steps,
         resumed_at=state.step,
@@ -344,7 +344,7 @@ def begin(
         "checkpoint_bytes": plan.checkpoint_bytes,
         **predict_run(config, kind, known_device(choice.device), mesh.world.size, horizon),
     }
-    run.certain_event("begun", steps=horizon.steps, tokens=horizon.tokens)
+    run.durable_event("begun", steps=horizon.steps, tokens=horizon.tokens)
     run.write_info(
         {
             "chat": is_chat,
@@ -386,7 +386,7 @@ def mark_system_errors_restartable(trainer: Trainer) -> Iterator[None]:
         with mark_oom_after_success(lambda: resumed or trainer.metrics.has_steps):
             yield
     except OSError as error:
-        if error.errno in NO_ROOM:
+        if error.errno in DISK_FULL:
             raise
         raise DiskFailedError(f"{type(error).__name__}: {error}") from error
 
@@ -440,7 +440,7 @@ def restore(
     if checkpoint is not None:
         if not run.metrics_path.is_file():
             raise MissingOrDamagedError(
-                f"{run.path} has no metrics.jsonl; {how_to_go_on(run, state.step)}."
+                f"{run.path} has no metrics.jsonl; {remedy_for_lost_lines(run, state.step)}."
             )
         tensors = state.tensors()
         load_tensors(checkpoint, tensors, check=False)
@@ -451,6 +451,6 @@ def restore(
         check_agreement(state.ledger, loader.order, state.step, run, loader.skips)
         if not spec.is_new:  # what was measured above this step is forgotten from here on
             changed = {c.field: [str(c.old), str(c.new)] for c in spec.changes}
-            run.certain_event("resumed", step=state.step, changes=changed)
+            run.durable_event("resumed", step=state.step, changes=changed)
         cut_lines(run.metrics_path, state.step)
     barrier()

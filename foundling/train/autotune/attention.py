@@ -13,7 +13,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.train import TrainConfig
 from foundling.model.kernels.attention_backends import KERNELS, TORCH, Kernel, MaskSpec, dense_mask
-from foundling.parallel.compile import choose_cache
+from foundling.parallel.compile import use_cache_folder
 from foundling.plan.horizon import micro_rows
 from foundling.runtime.console import first_line
 from foundling.runtime.device import synchronise
@@ -284,7 +284,7 @@ def choose_kernels(
             for window in sorted(seen, reverse=True)
         ]
         if field == "attention_masked":
-            choose_cache()  # flex is compiled
+            use_cache_folder()  # flex is compiled
         name, why = choose_kernel(wanted, at, device, dtype, layers=model.layers)
         chosen[field] = name
         lines.append(f"{field.replace('attention_masked', 'masked attention')} by {name} ({why})")

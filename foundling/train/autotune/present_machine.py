@@ -15,7 +15,7 @@ from foundling.model.layers import Rope
 from foundling.model.transformer import Block
 from foundling.plan.roofline import check_skip
 from foundling.runtime.console import first_line, warn
-from foundling.runtime.device import DeviceChoice, compiling_lacks
+from foundling.runtime.device import DeviceChoice, missing_for_compile
 from foundling.train.autotune.attention import choose_kernels, shapes_of
 from foundling.train.autotune.loss import choose_loss
 from foundling.train.autotune.mlp import choose_feed_forward
@@ -120,7 +120,7 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
             )
         return "off", "WARNING: blocks are not compiled under parallel.tensor"
     if train.compile != "auto":
-        if train.compile != "off" and (missing := compiling_lacks(choice.device.type)):
+        if train.compile != "off" and (missing := missing_for_compile(choice.device.type)):
             raise ConfigError(
                 f"train.compile {train.compile}, asked for now or when the run began, needs"
                 f" {missing}; install it, or set train.compile off."
@@ -129,7 +129,7 @@ def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple
     if budget_share(config.parallel.recompute) is not None:
         return "blocks", f"parallel.recompute {config.parallel.recompute} is the compiler's work"
     if choice.device.type == "cuda":
-        if missing := compiling_lacks(choice.device.type):
+        if missing := missing_for_compile(choice.device.type):
             return "off", f"WARNING: compiled blocks would be faster, and need {missing}"
         return "blocks", "the default on CUDA"
     if choice.device.type != "cpu":

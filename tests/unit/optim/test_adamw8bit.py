@@ -13,7 +13,7 @@ from foundling.config.model import ModelConfig
 from foundling.config.optim import OptimConfig, moment_block_size
 from foundling.model.transformer import Transformer
 from foundling.optim.adamw8bit import bounds, pack, table, unpack
-from foundling.optim.optimizer import build_optimizer, ensure_state, kept, set_lr
+from foundling.optim.optimizer import build_optimizer, ensure_state, saved_state, set_lr
 from foundling.plan.memory import optimizer_bytes
 from foundling.plan.workload import kind_of, sizes_of
 
@@ -173,7 +173,7 @@ def test_bytes_kept_and_what_the_plan_says_of_them(tied: bool) -> None:
         optimizer = build_optimizer(named.items(), config)
         ensure_state(optimizer)
         size = {
-            name: sum(tensor.nbytes for tensor in kept(optimizer, param).values())
+            name: sum(tensor.nbytes for tensor in saved_state(optimizer, param).values())
             for name, param in named.items()
         }
         assert sum(size.values()) == optimizer_bytes(kind_of(config), sizes_of(shape))
