@@ -5,7 +5,6 @@ whatever else the machine does is shared fairly, and the median of the rounds co
 contender's documentation offers to run its loader, the fastest counts.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -20,7 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.contender import CONTENDERS, Job, Settings, contender
 from foundling.cli.main import main_of
-from foundling.cli.options import Options, Verb, above_zero, listed, positive, print_json
+from foundling.cli.options import (
+    JSON,
+    Option,
+    Options,
+    Verb,
+    above_zero,
+    comma_list,
+    positive,
+    print_json,
+    print_lines,
+    say_on_stderr,
+)
 from foundling.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -270,29 +280,26 @@ def describe_bench(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", default="hamlet", help="text to measure with")
-    parser.add_argument("--bytes", type=positive, default=20_000_000, help="how much of it")
-    parser.add_argument("--tokenizer", type=Path, help="folder (default: one is trained)")
-    parser.add_argument("--only", help="contenders besides foundling, such as grain,litdata")
-    parser.add_argument("--workers", type=positive, help="processes to build (default: all cores)")
-    parser.add_argument("--seq-len", type=positive, default=2048, help="tokens of a row")
-    parser.add_argument("--rows", type=positive, default=16, help="rows of a batch")
-    parser.add_argument("--rounds", type=positive, default=3, help="repeats; the median counts")
-    parser.add_argument("--seconds", type=above_zero, default=2.0, help="time of a load")
-    parser.add_argument(
-        "--times", type=positive, default=16, help="repeats of the text before a resume"
-    )
-    parser.add_argument("--work", type=Path, help="folder to work in and leave (default: none)")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+OPTIONS = (
+    Option("--source", "text to measure with", default="hamlet"),
+    Option("--bytes", "how much of it", positive, "20M"),
+    Option("--tokenizer", "folder (default: one is trained)", Path),
+    Option("--only", "contenders besides foundling, such as grain,litdata", comma_list, ""),
+    Option("--workers", "processes to build (default: all cores)", positive),
+    Option("--seq-len", "tokens of a row", positive, 2048),
+    Option("--rows", "rows of a batch", positive, 16),
+    Option("--rounds", "repeats; the median counts", positive, 3),
+    Option("--seconds", "time of a load", above_zero, 2.0),
+    Option("--times", "repeats of the text before a resume", positive, 16),
+    Option("--work", "folder to work in and leave (default: none)", Path),
+    JSON,
+)
 
 
-def _run(options: Options, _: object) -> None:
-    only = listed(options.only)
-    chosen(only)  # a misspelt name is refused before minutes of work
+def _run(options: Options) -> None:
+    chosen(options.only)  # a misspelt name is refused before minutes of work
     # Not at the top: what imports torch comes after the command has said how long it takes.
     from benchmarks.corpus import make_corpus
-    from foundling.runtime.console import console
 
     with tempfile.TemporaryDirectory(prefix="foundling-bench-") as scratch:
         folder = options.work or Path(scratch)
@@ -308,19 +315,15 @@ def _run(options: Options, _: object) -> None:
                 seconds=options.seconds,
                 times=options.times,
             ),
-            only=only,
-            say=lambda text: console(stderr=True).print(text, markup=False),
+            only=options.only,
+            say=say_on_stderr,
         )
-    if options.json:
-        return print_json(result)
-    for line in describe_bench(result):
-        print(line)
-    return None
+    print_json(result) if options.json else print_lines(describe_bench(result))
 
 
 PROGRAM = Verb(
     "build and load beside other libraries",
-    _options,
+    OPTIONS,
     _run,
     duration_hint=lambda o: (
         f"{o.rounds} rounds of building {o.bytes / 1e6:,.0f} MB and loading it, some minutes a"

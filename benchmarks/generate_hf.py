@@ -6,7 +6,6 @@ where this version has it, by continuous batching. The best of transformers' way
 that is no Llama is refused. Decoding alone is timed: a run of one new token is taken off.
 """
 
-import argparse
 import importlib
 import importlib.util
 import statistics
@@ -17,9 +16,9 @@ import torch
 
 from benchmarks.with_transformers import llama_obstacle
 from foundling.bench.generate import bench_generate, describe_generate
-from foundling.cli.bench import sized
+from foundling.cli.bench import sized_config
 from foundling.cli.main import main_of
-from foundling.cli.options import DEVICES, Options, Settings, Verb, listed, positive
+from foundling.cli.options import DEVICE, Option, Options, Verb, positive, positives
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig
 from foundling.profiling.ceilings import measure_ceilings
@@ -90,20 +89,20 @@ def time_continuous(model: Any, batch: int, prompt: int, new: int) -> float | No
         return None
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("target", help="preset, YAML file, or run directory: a Llama's shape")
-    add("--batch", default="1,8", help="requests at a time")
-    add("--prompt", type=positive, default=512, help="tokens of their prompts")
-    add("--new", type=positive, default=128, help="new tokens of each")
-    add("--weights", choices=("fp32", "bf16"), help="precision (default: bf16 on CUDA, else fp32)")
-    add("--rounds", type=positive, default=3, help="of which the median counts")
-    add("--device", choices=DEVICES, default="auto", help="where to compute")
-    add("--no-continuous", action="store_true", help="leave transformers' continuous batching out")
+OPTIONS = (
+    Option("target", "preset, YAML file, or run directory: a Llama's shape"),
+    Option("--batch", "requests at a time", positives, "1,8"),
+    Option("--prompt", "tokens of their prompts", positive, 512),
+    Option("--new", "new tokens of each", positive, 128),
+    Option("--weights", "precision; by default bf16 on CUDA, else fp32", ("fp32", "bf16")),
+    Option("--rounds", "of which the median counts", positive, 3),
+    DEVICE,
+    Option("--no-continuous", "leave transformers' continuous batching out", bool),
+)
 
 
-def _run(options: Options, settings: Settings) -> None:
-    config = sized(options.target, settings, "").model
+def _run(options: Options) -> None:
+    config = sized_config(options).model
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("this needs transformers; install benchmarks/requirements.txt.")
     if obstacle := llama_obstacle(config):
@@ -111,9 +110,8 @@ def _run(options: Options, settings: Settings) -> None:
             f"transformers' side is a Llama, and {obstacle}; take a Llama-like target."
         )
     device = choose_device(options.device, "fp32").device
-    batches = [positive(word) for word in listed(options.batch)]
     ours = bench_generate(
-        config, device, batches=batches, prompt=options.prompt, new=options.new,
+        config, device, batches=options.batch, prompt=options.prompt, new=options.new,
         samplings=["greedy"], weights=options.weights, first=[], rounds=options.rounds,
         ceilings=measure_ceilings(device, quick=True),
     )  # fmt: skip
@@ -136,7 +134,7 @@ def _run(options: Options, settings: Settings) -> None:
 
 PROGRAM = Verb(
     "tokens/s of decoding here, beside transformers in the same process",
-    _options,
+    OPTIONS,
     _run,
     True,
     duration_hint="a minute or more for each batch size",

@@ -8,7 +8,6 @@ their ladder; attention in fp32 keeps every score, as theirs did without a word,
 fastest kernel is taken.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from foundling.cli.main import main_of
 from foundling.cli.options import (
+    JSON,
+    TARGET,
+    Option,
     Options,
     Settings,
     Verb,
@@ -24,6 +26,8 @@ from foundling.cli.options import (
     positive,
     positives,
     print_json,
+    print_lines,
+    say_on_stderr,
 )
 from foundling.runtime.processes import ChildResult, run_child
 
@@ -141,6 +145,7 @@ def bench_ladder(
 ) -> Iterator[Climbed]:
     """Climb; a rung that fails says why and the next is tried. `most` bounds the batch."""
     from foundling.bench.batch_size import refuse_unknown
+    from foundling.config.load import dump_yaml
 
     refuse_unknown(only, range(1, len(LADDER) + 1))
     go = start or (lambda given: run_child(WORDS, limit_s=limit_s, stdin=given))
@@ -148,7 +153,7 @@ def bench_ladder(
         if only and number not in only:
             continue
         given = {
-            "config": rung.config(config).model_dump_json(),
+            "config": dump_yaml(rung.config(config)),
             "fused": rung.fused,
             "batch": min(rung.batch, most),
             "most": most,
@@ -212,32 +217,29 @@ def _not_theirs(rungs: list[Climbed]) -> list[str]:
     return [f"{dtype} stands in for bf16: the default on this device" for dtype in sorted(found)]
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument("--steps", type=positive, default=5, help="steps that are timed")
-    parser.add_argument("--only", type=positives, help="some rungs, such as 1,4")
-    parser.add_argument("--most", type=positive, default=256, help="rows to try at most")
-    parser.add_argument(
-        "--limit-gb", type=above_zero, help="GB to use at most; 85: an H100 of 80 GiB"
-    )
-    parser.add_argument(
-        "--limit", type=above_zero, default=900.0, help="seconds that a rung may take"
-    )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+OPTIONS = (
+    TARGET,
+    Option("--steps", "steps that are timed", positive, 5),
+    Option("--only", "some rungs, such as 1,4", positives),
+    Option("--most", "rows to try at most", positive, 256),
+    Option("--limit-gb", "GB to use at most; 85: an H100 of 80 GiB", above_zero),
+    Option("--limit", "seconds that a rung may take", above_zero, 900.0),
+    JSON,
+)
 
 
-def _run(options: Options, settings: Settings) -> None:
+def _run(options: Options) -> None:
     # Not at the top: what imports torch comes after the command has said how long it takes.
     from foundling.bench.batch_size import alone, refuse_cap
-    from foundling.cli.bench import sized
+    from foundling.cli.bench import sized_config
     from foundling.runtime.console import warn
     from foundling.runtime.device import choose_device, device_name
 
-    config = sized(options.target, settings, "")
+    config = sized_config(options)
     alone(config)
     there = choose_device(config.train.device, config.train.dtype).device
     refuse_cap(there, options.limit_gb or 0.0)
-    _refuse_set_by_rungs(settings)
+    _refuse_set_by_rungs(options.settings)
     climbed = bench_ladder(
         config,
         steps=options.steps,
@@ -250,8 +252,7 @@ def _run(options: Options, settings: Settings) -> None:
     if options.json:
         print_json([rung.to_json() for rung in rungs])
     else:
-        for line in describe_ladder(rungs, device_name(there)):
-            print(line)
+        print_lines(describe_ladder(rungs, device_name(there)))
     if all(rung.refusal for rung in rungs):
         warn("no rung could be climbed; the lines above say why.")
         raise SystemExit(1)
@@ -271,19 +272,15 @@ def _refuse_set_by_rungs(settings: Settings) -> None:
 def _told(rungs: Iterable[Climbed], total: int) -> list[Climbed]:
     """Collect, and say which kernels were taken and about how long the rest takes."""
     from foundling.profiling.step_runner import tell_chosen
-    from foundling.runtime.console import console
-
-    def say(text: str) -> None:
-        console(stderr=True).print(text, markup=False)
 
     found: list[Climbed] = []
     began = time.monotonic()
     for rung in rungs:
         found.append(rung)
-        tell_chosen(rung.chosen, say)
+        tell_chosen(rung.chosen, say_on_stderr)
         left = (time.monotonic() - began) / len(found) * (total - len(found))
         more = f"; about {left:.0f} s left" if total > len(found) else ""
-        say(f"{rung.name} {rung.refusal}".strip() + more)
+        say_on_stderr(f"{rung.name} {rung.refusal}".strip() + more)
     return found
 
 
@@ -296,8 +293,8 @@ def _duration_hint(options: Options) -> str:
 
 
 PROGRAM = Verb(
-    "from plain fp32 to recompute, beside account 004",
-    _options,
+    "from plain fp32 to recompute, beside a published climb",
+    OPTIONS,
     _run,
     True,
     duration_hint=_duration_hint,

@@ -6,15 +6,14 @@ check's steps too before it is timed: a device at its power limit was faster aft
 (docs/performance.md), on weights as a run has them after its first minute.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from foundling.cli.bench import duration_hint, measure_and_report, train_options
+from foundling.cli.bench import MEASURING, measure_and_report, training_duration
 from foundling.cli.main import main_of
-from foundling.cli.options import Options, Settings, Verb, listed, positive
+from foundling.cli.options import Option, Options, Verb, comma_list, positive
 from foundling.config.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -133,28 +132,27 @@ def checked_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    train_options(parser)
-    parser.add_argument("--compare", default="hf", help="some of hf, hf-plain, hf-bf16")
-    parser.add_argument(
-        "--compare-batch", type=positive, help="their rows (default: as ours, or their best)"
-    )
+OPTIONS = (
+    *MEASURING,
+    Option("--compare", "some of hf, hf-plain, hf-bf16", comma_list, "hf"),
+    Option("--compare-batch", "their rows (default: as ours, or their best)", positive),
+)
 
 
-def _run(options: Options, settings: Settings) -> None:
-    names = checked_names(listed(options.compare))
+def _run(options: Options) -> None:
+    names = checked_names(options.compare)
     if not names:
         raise ConfigError("--compare names nobody; give hf, or leave it out.")
     measure = partial(compare, names, options.compare_batch or 0)
-    measure_and_report(options, settings, measure, describe)
+    measure_and_report(options, measure, describe)
 
 
 PROGRAM = Verb(
     "tokens/s of a model's training here, beside transformers in the same process",
-    _options,
+    OPTIONS,
     _run,
     True,
-    duration_hint=lambda o: f"of each trainer {duration_hint(o)}",
+    duration_hint=lambda o: f"of each trainer {training_duration(o)}",
 )
 
 

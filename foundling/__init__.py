@@ -98,17 +98,17 @@ def plan(
     (list of int): several are compared; price (float): dollars an hour for a GPU; what_if
     (list of str): values to compare, as "train.batch_size=8,16".
     """
-    from foundling.cli.options import listed, resolved
+    from foundling.cli.options import comma_list, config_of
     from foundling.plan.forecast import PlanOptions
     from foundling.plan.summary import PlanRequest, answer_json
     from foundling.tokenizer.tokenizer import Tokenizer
 
     given = _by_name(settings)
     request = PlanRequest(
-        resolved=lambda changes: resolved(str(target), {**given, **changes}),
-        gpus=tuple(listed(gpu)),
-        nodes=tuple(nodes),
+        resolved=lambda changes: config_of(str(target), {**given, **changes}),
+        gpus=tuple(comma_list(gpu)),
         asked=PlanOptions(gpus=gpus, price=price),
+        nodes=tuple(nodes),
         what_if=tuple(what_if),
         fingerprint=lambda folder: Tokenizer.load(folder).fingerprint,
     )
@@ -122,10 +122,10 @@ def evaluate(source: str | Path, tasks: str | Sequence[str], **options: Any) -> 
     "gsm8k=test.jsonl" with its file; options: fields of `foundling.eval.evaluate.EvalRequest`, such
     as limit, shots (int), device, data (str), out (Path) or fresh (bool).
     """
-    from foundling.cli.options import listed
+    from foundling.cli.options import comma_list
     from foundling.eval.evaluate import EvalRequest, score
 
-    words = listed(tasks) if isinstance(tasks, str) else list(tasks)
+    words = comma_list(tasks) if isinstance(tasks, str) else list(tasks)
     return score(EvalRequest(source=str(source), tasks=words, **options))
 
 
@@ -185,10 +185,10 @@ def read_run(path: str | Path) -> "RunData":
 
 def load_config(target: str | Path, **settings: Mapping[str, Any]) -> "RunConfig":
     """The config of a target and settings, checked: what `train` would run."""
-    from foundling.cli.options import resolved
+    from foundling.cli.options import config_of
     from foundling.runtime.console import warn
 
-    return resolved(str(target), _by_name(settings), tell=warn)
+    return config_of(str(target), _by_name(settings), tell=warn)
 
 
 def _by_name(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,21 +1,22 @@
-"""`foundling data ...`: build, inspect and verify data sets."""
+"""`foundling data ...` and `fetch`: build, inspect, verify and download data sets."""
 
-import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundling.cli.options import (
+    FORCE,
+    JSON,
+    Option,
     Options,
-    Settings,
     Verb,
-    check_force,
+    bytes_bar,
+    comma_list,
     count,
-    file_options,
-    listed,
+    free_text,
+    output,
     positive,
     print_json,
+    print_lines,
     refuse_given,
     share,
 )
@@ -25,139 +26,111 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from foundling.config.data_manifest import Manifest
-    from foundling.data.build.executor import Specs
+    from foundling.data.readers.source import ReadOptions
     from foundling.eval.contamination import Contamination
 
 
-SCHEMAS = ("auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "preference")
-FILTERS = ("gopher-quality", "gopher-repetition", "c4-quality", "fineweb-quality", "minhash")
-
-
-def _build_options(parser: argparse.ArgumentParser) -> None:
-    from foundling.data.hub.recipes import RECIPE_TOKENIZER
-
-    parser.add_argument(
-        "source",
-        nargs="*",
-        help="hamlet, hamlet:chat, files, folders or patterns of text, JSONL, JSON, CSV, Parquet or"
-        " Arrow (.gz, .zst, .xz, .bz2 too), hf://datasets/OWNER/NAME[@config][:split], or a recipe",
-    )
-    parser.add_argument(
-        "--list",
-        nargs="?",
-        const="recipes",
-        choices=("recipes", "mixtures"),
-        help="list the recipes, or published mixtures as configs, and build nothing",
-    )
-    parser.add_argument(
-        "--tokenizer", help=f"folder, or hf://OWNER/NAME (for a recipe: {RECIPE_TOKENIZER})"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, help="folder to write (for a recipe: data/NAME)"
-    )
-    parser.add_argument("--tokens", type=positive, help="stop after this many tokens for training")
-    parser.add_argument("--documents", type=positive, help="read only so many rows of each source")
-    parser.add_argument("--val-share", type=share, default=0.02, help="share of rows held out")
-    parser.add_argument("--seed", type=int, default=1, help="seed of Hamlet and of the shuffle")
-    reading_options(parser)
-    parser.add_argument(
-        "--keep-duplicates", action="store_true", help="keep documents that came before"
-    )
-    parser.add_argument(
-        "--decontaminate",
-        nargs="+",
-        default=[],
-        metavar="PATH",
-        help="evaluation sets: a document that shares 13 words in a row with one is left out",
-    )
-    parser.add_argument(
-        "--filter",
-        action="append",
-        choices=FILTERS,
-        default=[],
-        help="quality filter or removal of near-duplicates by datatrove, before the build",
-    )
-    parser.add_argument(
-        "--max-bad", type=share, default=0.05, help="share of unusable rows that stops the build"
-    )
-    parser.add_argument(
-        "--shard-tokens", type=positive, default=100_000_000, help="tokens of a shard at most"
-    )
-    parser.add_argument(
-        "--follow", action="store_true", help="write shards in waves, for training that follows"
-    )
-    parser.add_argument("--workers", type=positive, help="processes (default: one a core)")
-    parser.add_argument(
-        "--engine",
-        choices=("local", "ray", "slurm"),
-        default="local",
-        help="where the work is done; ray and slurm need a folder that every machine sees",
-    )
-
-
-def reading_options(parser: argparse.ArgumentParser) -> None:
-    """What a user may say about the rows of a source."""
-    parser.add_argument("--text", default="", metavar="COLUMN", help="column of the text")
-    parser.add_argument(
-        "--template", default="", help=r"text built from columns, such as '{title}\n\n{body}'"
-    )
-    parser.add_argument(
+_SCHEMAS = ("auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "preference")
+_FILTERS = ("gopher-quality", "gopher-repetition", "c4-quality", "fineweb-quality", "minhash")
+READING = (
+    Option("--text", "column of the text", free_text, "", metavar="COLUMN"),
+    Option("--schema", "form of the rows", _SCHEMAS, "auto"),
+    Option(
         "--where",
-        action="append",
-        default=[],
+        "keep rows for which this holds: score>=3, language=en, source!=x, title~regex",
+        nargs="append",
         metavar="EXPR",
-        help="keep rows for which this holds: score>=3, language=en, source!=x, title~regex",
-    )
-    parser.add_argument("--schema", choices=SCHEMAS, default="auto", help="form of the rows")
-    parser.add_argument(
-        "--max-chars", type=positive, default=10_000_000, help="longer rows go to quarantine"
-    )
-    parser.add_argument(
-        "--stream", action="store_true", help="store nothing of a remote source on the way"
-    )
-    parser.add_argument(
-        "--allow-broken-files",
-        action="store_true",
-        help="use what comes before the place where a file breaks off (default: refuse the file)",
-    )
+    ),
+    Option("--template", r"text built from columns, such as '{title}\n\n{body}'", free_text, ""),
+    Option("--max-chars", "longer rows go to quarantine", positive, "10M"),
+    Option("--stream", "store nothing of a remote source on the way", bool),
+    Option("--allow-broken-files", "use a file up to where it breaks off, if it does", bool),
+)
+"""What a user may say about the rows of a source."""
+_BUILD_OPTIONS = (
+    Option(
+        "source",
+        "hamlet, hamlet:chat, files, folders or patterns of text, JSONL, JSON, CSV, Parquet or"
+        " Arrow (.gz, .zst, .xz, .bz2 too), hf://datasets/OWNER/NAME[@config][:split], or a recipe",
+        nargs="*",
+    ),
+    output("folder to write (for a recipe: data/NAME)", metavar="DIR"),
+    Option("--tokenizer", "folder, or hf://OWNER/NAME (for a recipe: GPT-2's)"),
+    Option("--tokens", "stop after this many tokens for training", positive),
+    Option("--documents", "read only so many rows of each source", positive),
+    Option("--val-share", "share of rows held out", share, 0.02),
+    Option("--seed", "seed of Hamlet and of the shuffle", int, 1),
+    *READING,
+    Option("--filter", "quality filter of datatrove, before the build", _FILTERS, nargs="append"),
+    Option("--keep-duplicates", "keep documents that came before", bool),
+    Option(
+        "--decontaminate",
+        "evaluation sets: a document that shares 13 words in a row with one is left out",
+        nargs="+",
+        metavar="PATH",
+    ),
+    Option("--max-bad", "share of unusable rows that stops the build", share, 0.05),
+    Option("--shard-tokens", "tokens of a shard at most", positive, "100M"),
+    Option("--workers", "processes (default: one a core)", positive),
+    Option(
+        "--engine",
+        "where the work is done; ray and slurm need a folder that every machine sees",
+        ("local", "ray", "slurm"),
+        "local",
+    ),
+    Option("--follow", "write shards in waves, for training that follows", bool),
+    Option(
+        "--list",
+        "list the recipes or published mixtures, and build nothing",
+        ("recipes", "mixtures"),
+        nargs="?",
+        allows=(),
+    ),
+)
 
 
-def _build(options: Options, settings: Settings) -> None:
+def _build(options: Options) -> None:
     if options.list:
-        return _list(options)
+        return _list(options.list)
     if not options.source:
         raise ConfigError("say what to build from; `foundling data build --list` names recipes.")
     from foundling.data.build.build import build_from_specs
+    from foundling.data.build.executor import Specs
     from foundling.runtime.console import say
 
-    output = _output(options)
+    folder = _folder(options)
+    names = ("text", "template", "schema", "max_chars", "stream")
+    reading = {name: getattr(options, name) for name in names}
     manifest = build_from_specs(
-        _specs(options),
+        Specs(
+            specs=tuple(options.source),
+            options={**reading, "where": tuple(options.where)},
+            seed=options.seed,
+            documents=options.documents,
+            val_share=options.val_share,
+        ),
         options.tokenizer,
-        output,
+        folder,
         filters=options.filter,
         max_tokens=options.tokens,
         shard_tokens=options.shard_tokens,
         keep_duplicates=options.keep_duplicates,
-        decontaminate=options.decontaminate,
+        decontaminate=options.decontaminate or [],
         follow=options.follow,
         max_bad=options.max_bad,
         allow_broken_files=options.allow_broken_files,
         workers=options.workers,
         engine=options.engine,
     )
-    say(_summary(output, manifest))
-    return None
+    return say(_summary(folder, manifest))
 
 
-def _list(options: Options) -> None:
+def _list(what: str) -> None:
     """The data sets that have a name, or mixtures of them."""
     from foundling.data.hub.recipes import MIXTURES, RECIPES, mixture_text
     from foundling.runtime.console import say
 
-    if options.source:
-        raise ConfigError(f"--list builds nothing, so {options.source[0]} has no effect with it.")
-    if options.list == "mixtures":
+    if what == "mixtures":
         for name in MIXTURES:
             say(f"# {name}\n{mixture_text(name)}")
         return
@@ -166,7 +139,7 @@ def _list(options: Options) -> None:
         say(f"{recipe.name:<18}{recipe.kind}  {recipe.size}\n    {about}")
 
 
-def _output(options: Options) -> Path:
+def _folder(options: Options) -> Path:
     """Where to write: -o, or a folder named after the recipe."""
     if options.output is not None:
         return Path(options.output)
@@ -177,18 +150,11 @@ def _output(options: Options) -> Path:
     raise ConfigError("say where to write with -o FOLDER.")
 
 
-def _specs(options: Options) -> "Specs":
-    from foundling.data.build.executor import Specs
+def read_options(options: Options) -> "ReadOptions":
+    """The options of `READING`."""
+    from foundling.data.readers.source import ReadOptions
 
-    names = ("text", "template", "schema", "max_chars", "stream")
-    reading = {name: getattr(options, name) for name in names}
-    return Specs(
-        specs=tuple(options.source),
-        options={**reading, "where": tuple(options.where)},
-        seed=options.seed,
-        documents=options.documents,
-        val_share=options.val_share,
-    )
+    return ReadOptions(**{**options.fields_of(ReadOptions), "where": tuple(options.where)})
 
 
 def _summary(output: Path, manifest: "Manifest") -> str:
@@ -211,55 +177,36 @@ def _summary(output: Path, manifest: "Manifest") -> str:
     return text
 
 
-@contextmanager
-def _bytes_bar(folder: Path, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar of bytes for a terminal; nothing elsewhere."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
+def _bytes_of(folder: Path) -> int:
     from foundling.config.data_manifest import Manifest
-    from foundling.runtime.console import console
 
     manifest = Manifest.load(folder)
-    total = sum(shard.file_bytes for shard in (*manifest.train, *manifest.val))
-    screen = console(stderr=True)
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda size: bar.update(task, advance=size)
+    return sum(shard.file_bytes for shard in (*manifest.train, *manifest.val))
 
 
-def _verify_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "data", type=Path, help="built data set; for --against also a file or folder of text"
-    )
-    parser.add_argument(
-        "--source", nargs="+", metavar="SPEC", help="what it was built from, in order"
-    )
-    parser.add_argument("--workers", type=count, help="threads (default: all cores)")
-    parser.add_argument(
-        "--against", metavar="TASKS", help="look for 13 words in a row of these tasks: core,gsm8k"
-    )
-    parser.add_argument(
-        "--tokenizer", help="--against: reads the tokens of the data set (default: the one in it)"
-    )
-    parser.add_argument("--bundle", help="--against: evaluation bundle of CORE, zip or folder")
-    parser.add_argument("--task-data", help="--against: folder with the files of tasks")
-    parser.add_argument(
-        "--task-file", action="append", default=[], help="--against: Python file with your tasks"
-    )
-    file_options(parser, "--against: write the examples found, for `eval --contaminated`")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+_VERIFY_OPTIONS = (
+    Option("data", "built data set; for --against also a file or folder of text", Path),
+    Option("--source", "what it was built from, in order", nargs="+", metavar="SPEC"),
+    Option("--workers", "threads (default: all cores)", count),
+    JSON,
+    Option("--against", "look for 13 words in a row of these tasks: core,gsm8k", comma_list),
+    Option("--tokenizer", "reads the data set (default: the one in it)", needs="against"),
+    Option("--bundle", "evaluation bundle of CORE, zip or folder", needs="against"),
+    Option("--task-data", "folder with the files of tasks", needs="against"),
+    Option("--task-file", "Python file with your tasks", nargs="append", needs="against"),
+    output("write what was found, for `eval --contaminated`", needs="against"),
+    FORCE,
+)
 
 
-def _verify(options: Options, settings: Settings) -> None:
+def _verify(options: Options) -> None:
     from foundling.config.data_manifest import MANIFEST_NAME
     from foundling.data.verify import verify
 
-    check_force(options)
     tasks = _tasks_to_find(options)
     found, overlap = None, None
     if tasks is None or (options.data / MANIFEST_NAME).exists():
-        with _bytes_bar(options.data, "hashing") as progress:
+        with bytes_bar(_bytes_of(options.data), "hashing") as progress:
             found = verify(
                 options.data,
                 specs=options.source or (),
@@ -270,7 +217,7 @@ def _verify(options: Options, settings: Settings) -> None:
         because = f"on {options.data}, which is not a built data set"
         refuse_given(options, ("source", "workers", "tokenizer"), because)
     if tasks is not None and not (found and found.wrong):
-        overlap = _look_for(tasks, options)
+        overlap = _find_overlap(tasks, options)
     if options.json:
         both = {"against": overlap.to_json()} if overlap else {}
         print_json({**(found.to_json() if found else {}), **both})
@@ -279,8 +226,7 @@ def _verify(options: Options, settings: Settings) -> None:
         for kind, words in kinds if found else ():
             for sentence in getattr(found, kind):
                 print(f"{words:>12}  {sentence}")
-        for line in overlap.lines() if overlap else ():
-            print(line)
+        print_lines(overlap.lines() if overlap else ())
     if found:
         found.refuse()
 
@@ -291,17 +237,16 @@ def _tasks_to_find(options: Options) -> Any:
     from foundling.tasks.registry import Registry
 
     if options.against is None:
-        theirs = "tokenizer bundle task_data task_file output"
-        return refuse_given(options, theirs.split(), "without --against")
+        return None
     if options.output and not options.force:
         refuse_existing(options.output)
     registry = Registry(bundle=options.bundle, folder=options.task_data)
     for path in options.task_file:
         registry.add_file(path)
-    return registry.find(listed(options.against))
+    return registry.find(options.against)
 
 
-def _look_for(tasks: Any, options: Options) -> "Contamination":
+def _find_overlap(tasks: Any, options: Options) -> "Contamination":
     """Which examples of these tasks stand in the data."""
     from foundling.eval.contamination import look_for, texts_of, write_contaminated
     from foundling.runtime.console import say
@@ -313,47 +258,40 @@ def _look_for(tasks: Any, options: Options) -> "Contamination":
     return found
 
 
+_INSPECT_OPTIONS = (
+    Option("data", "folder of a built data set, or any source"),
+    Option("--rows", "rows to show", positive, 2),
+    Option("--first", "first row", count, 0),
+    Option("--val", "show what is held out", bool),
+    Option("--tokenizer", "for a source: folder of the tokenizer", Path),
+    Option(
+        "--seq-len",
+        "train.seq_len of the run (default: 256); with --stats what each packing cuts and pads"
+        " (default: 2048; 0: leave out)",
+        count,
+    ),
+    Option("--packing", "data.packing of the run", ("concat", "bestfit", "pad"), "bestfit"),
+    Option("--ids", "add a table with every id", bool),
+    Option("--stats", "count what a data set holds instead", bool, allows=("seq_len",)),
+    Option("--json", "print as JSON", bool, needs="stats"),
+)
+
+
 def _stats(options: Options) -> None:
     from foundling.data.statistics import describe_stats, stats
 
-    refuse_given(options, ["rows", "first", "val", "tokenizer", "packing", "ids"], "with --stats")
     folder = Path(options.data)
     seq_len = 2048 if options.seq_len is None else options.seq_len
-    with _bytes_bar(folder, "counting") as progress:
+    with bytes_bar(_bytes_of(folder), "counting") as progress:
         found = stats(folder, seq_len=seq_len, progress=progress)
-    print_json(found) if options.json else print("\n".join(describe_stats(found)))
+    print_json(found) if options.json else print_lines(describe_stats(found))
 
 
-def _inspect_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", help="folder of a built data set, or any source")
-    parser.add_argument("--rows", type=positive, help="rows to show (default: 2)")
-    parser.add_argument("--first", type=count, help="first row (default: 0)")
-    parser.add_argument("--val", action="store_true", help="show what is held out")
-    parser.add_argument("--tokenizer", type=Path, help="for a source: folder of the tokenizer")
-    parser.add_argument(
-        "--seq-len",
-        type=count,
-        help="train.seq_len of the run (default: 256); with --stats what each packing cuts and"
-        " pads (default: 2048; 0: leave out)",
-    )
-    parser.add_argument(
-        "--packing",
-        choices=("concat", "bestfit", "pad"),
-        help="data.packing of the run (default: bestfit)",
-    )
-    parser.add_argument("--ids", action="store_true", help="add a table with every id")
-    parser.add_argument("--stats", action="store_true", help="count what a data set holds instead")
-    parser.add_argument("--json", action="store_true", help="print what --stats counts as JSON")
-
-
-def _inspect(options: Options, settings: Settings) -> None:
+def _inspect(options: Options) -> None:
     if options.stats:
         return _stats(options)
-    refuse_given(options, ["json"], "without --stats")
     if options.seq_len == 0:
         raise ConfigError("--seq-len 0 must be above zero; only --stats can leave packings out.")
-    for name, default in {"rows": 2, "first": 0, "seq_len": 256, "packing": "bestfit"}.items():
-        setattr(options, name, getattr(options, name) or default)
     from foundling.config.data_manifest import MANIFEST_NAME
     from foundling.runtime.console import console
 
@@ -368,7 +306,7 @@ def _inspect(options: Options, settings: Settings) -> None:
             f"{options.data} holds no {MANIFEST_NAME}; to see what a source would become, say with"
             " which --tokenizer."
         )
-    title, shown = _built(options) if built else _unbuilt(options)
+    title, shown = (_rows_of_data_set if built else _rows_of_source)(options)
     marks = "bold" if console().is_terminal else "[in brackets]"
     console().print(
         f"{title}: {marks} is what the loss counts, a bar begins a document", markup=False
@@ -378,7 +316,7 @@ def _inspect(options: Options, settings: Settings) -> None:
     return None
 
 
-def _built(options: Options) -> "tuple[str, list[RenderableType]]":
+def _rows_of_data_set(options: Options) -> "tuple[str, list[RenderableType]]":
     """Rows of a data set."""
     from foundling.data.dataset import TOKENIZER_FOLDER, DataSet
     from foundling.data.inspect_rows import inspect_rows
@@ -389,6 +327,7 @@ def _built(options: Options) -> "tuple[str, list[RenderableType]]":
     if options.tokenizer is not None:
         raise ConfigError(f"{folder} has its own tokenizer; leave --tokenizer out.")
     split = "val" if options.val else "train"
+    seq_len = options.seq_len or 256
     dataset = DataSet(folder, split="val" if options.val else "train")
     tokenizer = Tokenizer.load(folder / TOKENIZER_FOLDER)
     if tokenizer.fingerprint != dataset.manifest.tokenizer:
@@ -396,7 +335,7 @@ def _built(options: Options) -> "tuple[str, list[RenderableType]]":
             f"{folder / TOKENIZER_FOLDER} is not the tokenizer of the data set; see `foundling data"
             f" verify {folder}`."
         )
-    rows = dataset.units(options.seq_len, options.packing)
+    rows = dataset.units(seq_len, options.packing)
     if not 0 <= options.first < rows:
         raise ConfigError(
             f"--first {options.first} is outside the {rows} {split} rows of {folder}."
@@ -404,7 +343,7 @@ def _built(options: Options) -> "tuple[str, list[RenderableType]]":
     shown = inspect_rows(
         dataset,
         tokenizer,
-        seq_len=options.seq_len,
+        seq_len=seq_len,
         packing=options.packing,
         units=range(options.first, min(options.first + options.rows, rows)),
         ids=options.ids,
@@ -413,7 +352,7 @@ def _built(options: Options) -> "tuple[str, list[RenderableType]]":
     return f"{folder}, {split} split", shown
 
 
-def _unbuilt(options: Options) -> "tuple[str, list[RenderableType]]":
+def _rows_of_source(options: Options) -> "tuple[str, list[RenderableType]]":
     """What rows of a source would become."""
     from foundling.data.inspect_rows import inspect_source
     from foundling.data.open_source import open_source
@@ -444,16 +383,84 @@ def _unbuilt(options: Options) -> "tuple[str, list[RenderableType]]":
     return str(options.data), parts
 
 
+_FETCH_OPTIONS = (
+    Option(
+        "source",
+        "a recipe, hf://datasets/OWNER/NAME[@config][:split], or for the tokenizer of a model"
+        " hf://OWNER/NAME[#revision]",
+    ),
+    Option("--shards", "only the first so many files", positive),
+    Option("--tokens", "about so many tokens, and a tenth more", positive),
+    Option(
+        "--where",
+        "of source code by ids: only files that pass, such as language=Python",
+        nargs="append",
+        metavar="FILTER",
+    ),
+    Option("--workers", "files on their way at once", positive, 8),
+    output("of a tokenizer: folder to write (default: hub's cache)", metavar="DIR"),
+)
+
+
+def _fetch(options: Options) -> None:
+    from foundling.data.hub.opening import fetch_tokenizer
+    from foundling.data.hub.recipes import PREFIX, parse_uri
+    from foundling.runtime.console import say
+
+    spec = options.source
+    if spec.startswith(PREFIX) and parse_uri(spec).kind == "model":
+        because = f"on {spec}, of which the tokenizer is fetched"
+        refuse_given(options, ("shards", "tokens", "where", "workers"), because)
+        folder, names = fetch_tokenizer(options.source, options.output)
+        return say(f"{folder}: {', '.join(names)}")
+    refuse_given(options, ["output"], f"on {spec}: data stays in the hub's cache")
+    return _fetch_data(options)
+
+
+def _fetch_data(options: Options) -> None:
+    from foundling.data.hub.opening import fetch_ahead, fetch_blobs, plan_fetch
+    from foundling.report.markup import compact
+    from foundling.runtime.console import say
+
+    if options.where and not _has_blobs(options.source):
+        raise ConfigError(
+            f"{options.source} is fetched by whole files, so --where has no effect here; give it to"
+            " `data build`."
+        )
+    plan = plan_fetch(options.source, shards=options.shards, tokens=options.tokens)
+    held = "" if plan.recipe and plan.recipe.blobs else f", about {compact(plan.tokens)} tokens"
+    say(
+        f"{plan.spec}: {len(plan.files):,} of {plan.of:,} files, {plan.size / 1e9:,.2f} GB{held}"
+        + (f" ({plan.recipe.licence})" if plan.recipe else "")
+    )
+    with bytes_bar(plan.size, plan.spec) as progress:
+        folder = fetch_ahead(plan, workers=options.workers, progress=progress)
+    if plan.recipe and plan.recipe.blobs:
+
+        def report(name: str, documents: int, tokens: float) -> None:
+            say(f"{name}: {documents:,} documents, about {compact(tokens)} tokens so far")
+
+        held = f", about {compact(fetch_blobs(plan, report, tuple(options.where)))} tokens"
+    say(f"fetched and checked: {len(plan.files):,} files{held} in {folder}")
+
+
+def _has_blobs(spec: str) -> bool:
+    from foundling.data.hub.recipes import recipe_of
+
+    known = recipe_of(spec)
+    return known is not None and known[0].blobs
+
+
 VERBS = {
     "data build": Verb(
         "turn text or chats into shards",
-        _build_options,
+        _BUILD_OPTIONS,
         _build,
         duration_hint="its speed, and the time left where the end is known, are shown every 10 s",
     ),
     "data verify": Verb(
         "hash, check and re-tokenise a data set, and look for tasks in it",
-        _verify_options,
+        _VERIFY_OPTIONS,
         _verify,
         duration_hint=lambda o: (
             "every byte is read once, about a second for 500 MB; then the sample"
@@ -462,8 +469,14 @@ VERBS = {
     ),
     "data inspect": Verb(
         "show rows with ids, boundaries and loss mask, or count what a data set holds",
-        _inspect_options,
+        _INSPECT_OPTIONS,
         _inspect,
         duration_hint=lambda o: "about a second for five million tokens" if o.stats else "",
+    ),
+    "fetch": Verb(
+        "download a data set or a model's tokenizer ahead, checked",
+        _FETCH_OPTIONS,
+        _fetch,
+        duration_hint="the time left is shown as files come",
     ),
 }

@@ -7,12 +7,12 @@ anywhere and started again.
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from foundling.config.errors import RunError
 from foundling.runtime.console import say
@@ -27,29 +27,20 @@ RunVerb = Callable[[Sequence[str]], int]
 class Scale:
     """How much of everything."""
 
-    vocab_size: int
-    tokenizer_bytes: int
-    text_tokens: int
-    chat_tokens: int
-    val_share: float
-    questions: int
-    pretrain: dict[str, str]
-    finetune: dict[str, str]
+    vocab_size: int = 2048
+    tokenizer_bytes: int = 4_000_000
+    text_tokens: int = 3_400_000
+    chat_tokens: int = 290_000
+    val_share: float = 0.025
+    questions: int = 500
+    pretrain: dict[str, str] = field(default_factory=dict)
+    finetune: dict[str, str] = field(default_factory=dict)
 
 
 LONGEST_REPLY = 100
 """Tokens of a reply in the conversation at the end."""
 SCALES = {
-    "full": Scale(
-        vocab_size=2048,
-        tokenizer_bytes=4_000_000,
-        text_tokens=3_400_000,
-        chat_tokens=290_000,
-        val_share=0.025,
-        questions=500,
-        pretrain={},
-        finetune={},
-    ),
+    "full": Scale(),
     # Too small to learn the village; the same walk through the same rooms, for tests.
     "tiny": Scale(
         vocab_size=512,
@@ -84,16 +75,16 @@ class DemoStep:
     is_done: Callable[[], bool]
 
 
-def walk(folder: Path, scale_name: str, seed: int, run_verb: RunVerb) -> None:
+def run_demo(folder: Path, scale_name: str, seed: int, run_verb: RunVerb) -> None:
     """Raise a model in `folder`, from nothing to a transcript."""
     scale = SCALES[scale_name]
-    _claim(folder, scale_name, seed)
+    _check_folder(folder, scale_name, seed)
     started = time.monotonic()
     for step in steps(folder, scale, seed):
         if step.is_done():
             say(f"# {step.title}: done already")
             continue
-        say(f"\n# {step.title}\n$ foundling {' '.join(_quoted(word) for word in step.command)}")
+        say(f"\n# {step.title}\n$ foundling {shlex.join(step.command)}")
         began = time.monotonic()
         run_verb(step.command)
         seconds = time.monotonic() - began
@@ -104,7 +95,7 @@ def walk(folder: Path, scale_name: str, seed: int, run_verb: RunVerb) -> None:
     _summary(folder, time.monotonic() - started)
 
 
-def _claim(folder: Path, scale: str, seed: int) -> None:
+def _check_folder(folder: Path, scale: str, seed: int) -> None:
     """A folder belongs to one scale and seed: what is done there is done for those."""
     wanted = {"scale": scale, "seed": seed}
     note = folder / "demo.json"
@@ -117,81 +108,71 @@ def steps(folder: Path, scale: Scale, seed: int) -> list[DemoStep]:
     """The commands of a whole life, in order."""
     tokenizer, text, chat = folder / "tokenizer", folder / "text", folder / "chat"
     pretrain, finetune = folder / "pretrain", folder / "finetune"
-    seeded = ["--seed", str(seed)]
-    pretraining = ["hamlet", *_flags({"data.sources": json.dumps({str(text): 1})})]
-    pretraining += _flags({"train.seed": str(seed), "eval.prompts": json.dumps(PROMPTS)})
-    pretraining += _flags(scale.pretrain)
-    both = json.dumps({str(chat): 1, str(text): 1})
-    finetuning = ["hamlet-chat", *_flags({"data.sources": both})]
-    finetuning += _flags({"train.start": str(pretrain), "train.seed": str(seed)})
-    finetuning += _flags({"eval.prompts": json.dumps(["Hello!"])})
-    finetuning += _flags({**scale.pretrain, **scale.finetune})
-    questions = ["--questions", str(scale.questions)]
+    build = {"tokenizer": tokenizer, "val-share": scale.val_share, "seed": seed}
+    pretraining = {
+        "data.sources": json.dumps({str(text): 1}),
+        "train.seed": seed,
+        "eval.prompts": json.dumps(PROMPTS),
+        **scale.pretrain,
+    }
+    finetuning = {
+        "data.sources": json.dumps({str(chat): 1, str(text): 1}),
+        "train.start": pretrain,
+        "train.seed": seed,
+        "eval.prompts": json.dumps(["Hello!"]),
+        **scale.pretrain,
+        **scale.finetune,
+    }
+    learned = {"vocab-size": scale.vocab_size, "bytes": scale.tokenizer_bytes, "seed": seed}
+    questions = {"questions": scale.questions}
     return [
         DemoStep(
             "a tokenizer learns the village's words",
-            [
-                *("tokenizer", "train", "hamlet", "hamlet:chat", "-o", str(tokenizer)),
-                *("--vocab-size", str(scale.vocab_size), "--bytes", str(scale.tokenizer_bytes)),
-                *seeded,
-            ],
+            _command("tokenizer train hamlet hamlet:chat", output=tokenizer, **learned),
             (tokenizer / "tokenizer.json").is_file,
         ),
         DemoStep(
             "documents become shards",
-            ["data", "build", "hamlet", *_build(tokenizer, text, scale.text_tokens, scale, seed)],
+            _command("data build hamlet", output=text, tokens=scale.text_tokens, **build),
             (text / "manifest.json").is_file,
         ),
         DemoStep(
             "conversations become shards",
-            [
-                "data",
-                "build",
-                "hamlet:chat",
-                *_build(tokenizer, chat, scale.chat_tokens, scale, seed),
-            ],
+            _command("data build hamlet:chat", output=chat, tokens=scale.chat_tokens, **build),
             (chat / "manifest.json").is_file,
         ),
-        DemoStep("the plan", ["plan", *pretraining], lambda: _finished(pretrain)),
+        DemoStep("the plan", _command("plan hamlet", **pretraining), lambda: _finished(pretrain)),
         DemoStep(
             "pretraining",
-            ["train", *pretraining, "--nproc", "1", "--run", str(pretrain)],
+            _command("train hamlet", run=pretrain, nproc=1, **pretraining),
             lambda: _finished(pretrain),
         ),
         DemoStep(
             "fine-tuning",
-            ["train", *finetuning, "--nproc", "1", "--run", str(finetune)],
+            _command("train hamlet-chat", run=finetune, nproc=1, **finetuning),
             lambda: _finished(finetune),
         ),
         DemoStep(
             "the pretrained model's scores",
-            ["eval", str(pretrain), *questions],
+            ["eval", str(pretrain), *_command("", **questions)],
             lambda: bool(final_scores(RunDir(pretrain))),
         ),
         DemoStep(
             "the fine-tuned model's scores",
-            ["eval", str(finetune), *questions],
+            ["eval", str(finetune), *_command("", **questions)],
             lambda: bool(final_scores(RunDir(finetune))),
         ),
         DemoStep(
             "the report",
-            ["report", str(finetune), "-o", str(folder / "report.html")],
+            ["report", str(finetune), *_command("", output=folder / "report.html")],
             (folder / "report.html").is_file,
         ),
     ]
 
 
-def _build(tokenizer: Path, output: Path, tokens: int, scale: Scale, seed: int) -> list[str]:
-    words = ["--tokenizer", str(tokenizer), "-o", str(output), "--tokens", str(tokens)]
-    return [*words, "--val-share", str(scale.val_share), "--seed", str(seed)]
-
-
-def _flags(settings: dict[str, str]) -> list[str]:
-    return [word for key, value in settings.items() for word in (f"--{key}", value)]
-
-
-def _quoted(word: str) -> str:
-    return f"'{word}'" if set(word) & set('{}[]" ') else word
+def _command(words: str, **options: object) -> list[str]:
+    flags = ((f"--{name}", str(value)) for name, value in options.items())
+    return [*words.split(), *(word for pair in flags for word in pair)]
 
 
 def _finished(run: Path) -> bool:
@@ -226,33 +207,27 @@ def _transcript(folder: Path, seed: int) -> None:
 
 def _summary(folder: Path, seconds: float) -> None:
     base = final_scores(RunDir(folder / "pretrain"))
-    chat = final_scores(RunDir(folder / "finetune"))
+    quiz = final_scores(RunDir(folder / "finetune"))["quiz"]
+    floor = base["full_floor_bpb"]
+    above = f"{base['full_bpb'] - floor:.4f} above the floor of {floor:.4f}"
     training = sum(_training_seconds(folder / name) for name in ("pretrain", "finetune"))
+    figures = {
+        "held-out bits per byte, pretrained": f"{base['full_bpb']:.4f}, {above}",
+        "quiz": f"{quiz['accuracy']:.1%} of {quiz['n']} right (± {quiz['stderr']:.1%})",
+        "facts found in documents only": f"{quiz['documents_only']:.1%} right",
+        "unknown people declined": f"{quiz['unknown_declined']:.1%}",
+        "known people wrongly declined": f"{quiz['known_wrongly_declined']:.1%}",
+        "seconds spent in training steps": f"{training:.0f}",
+        "seconds of this command": f"{seconds:.0f}",
+    }
     say("# what came of it\n")
-    for label, value in _figures(base, chat):
+    for label, value in figures.items():
         say(f"{label:>40}  {value}")
-    say(f"{'seconds spent in training steps':>40}  {training:.0f}")
-    say(f"{'seconds of this command':>40}  {seconds:.0f}")
     # The path by which this very command was found, because .venv/bin may not be on PATH.
     program = os.path.relpath(sys.argv[0]) if sys.argv[0].endswith("/foundling") else "foundling"
     say(f"\nTalk to it:       {program} chat {folder / 'finetune'}")
     say(f"Open its page:    {program} serve {folder / 'finetune'} --open")
     say(f"Open the report:  xdg-open {folder / 'report.html'}")
-
-
-def _figures(base: dict[str, Any], chat: dict[str, Any]) -> list[tuple[str, str]]:
-    quiz = chat["quiz"]
-    above = base["full_bpb"] - base["full_floor_bpb"]
-    return [
-        (
-            "held-out bits per byte, pretrained",
-            f"{base['full_bpb']:.4f}, {above:.4f} above the floor of {base['full_floor_bpb']:.4f}",
-        ),
-        ("quiz", f"{quiz['accuracy']:.1%} of {quiz['n']} right (± {quiz['stderr']:.1%})"),
-        ("facts found in documents only", f"{quiz['documents_only']:.1%} right"),
-        ("unknown people declined", f"{quiz['unknown_declined']:.1%}"),
-        ("known people wrongly declined", f"{quiz['known_wrongly_declined']:.1%}"),
-    ]
 
 
 def _training_seconds(run: Path) -> float:

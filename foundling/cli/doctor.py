@@ -1,6 +1,5 @@
 """`foundling doctor` and `rehearse`: is a machine fit, is a resumed run the same run."""
 
-import argparse
 import os
 import tempfile
 from dataclasses import asdict
@@ -8,17 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundling.cli.options import (
+    JSON,
+    TARGET,
+    Option,
     Options,
-    Settings,
     Verb,
     above_zero,
+    comma_list,
+    config_of,
     count,
-    listed,
+    default_run,
     positive,
     positives,
     print_json,
-    resolved,
-    run_name,
+    print_lines,
+    say_on_stderr,
 )
 from foundling.config.errors import ConfigError
 
@@ -27,47 +30,37 @@ if TYPE_CHECKING:
     from foundling.doctor.checks import CheckResult, DoctorRequest
 
 
-LIMIT_S = 60.0
-PROFILES = ("pods", "frontier", "infiniband")
+_PROFILES = ("pods", "frontier", "infiniband")
 """Whole sets of variables, tried last."""
-
-
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", nargs="?", help="preset, YAML file, or run directory")
-    parser.add_argument("--run", type=Path, help="run directory to be (default: runs/TARGET)")
-    parser.add_argument(
-        "--nproc", type=positive, help="start so many ranks here and look at them together"
-    )
-    parser.add_argument(
+_DOCTOR_OPTIONS = (
+    Option("target", "preset, YAML file, or run directory", nargs="?"),
+    Option("--run", "run directory to be (default: runs/TARGET)", Path),
+    Option("--nproc", "start so many ranks here and look at them together", positive),
+    Option("--thorough", "hash all data and checkpoints", bool),
+    Option("--limit", "seconds for each check that may hang", above_zero, 60.0),
+    JSON,
+    Option(
         "--node",
-        action="store_true",
-        help="only whether this node can write to --run and its GPUs answer, for a job's script;"
+        "only whether this node can write to --run and its GPUs answer, for a job's script;"
         " otherwise note it in RUN/bad_nodes and end with 71",
-    )
-    parser.add_argument("--gpus", type=count, help="--node: GPUs that must answer (default: 0)")
-    parser.add_argument(
-        "--limit",
-        type=above_zero,
-        default=LIMIT_S,
-        help="seconds for each check that may hang",
-    )
-    parser.add_argument("--thorough", action="store_true", help="hash all data and checkpoints")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+        bool,
+        allows=("run", "limit"),
+    ),
+    Option("--gpus", "GPUs that must answer", count, 0, needs="node"),
+)
 
 
-def _doctor(options: Options, settings: Settings) -> None:
-    from foundling.launch.environment import join_slurm, surroundings
+def _doctor(options: Options) -> None:
+    from foundling.launch.environment import detect_environment, join_slurm
     from foundling.runtime.exits import OUTCOMES, EndOfRun
 
     if options.node:
-        return _node(options, settings)
-    if options.gpus is not None:
-        raise ConfigError("--gpus has no effect without --node; give both.")
-    if settings and not options.target:
+        return _node(options)
+    if options.settings and not options.target:
         raise ConfigError("settings need a TARGET that they belong to; name one.")
-    config = resolved(options.target, settings) if options.target else None
-    run = _run(options)
-    place = surroundings(options.nproc)
+    config = config_of(options.target, options.settings) if options.target else None
+    run = options.run or (default_run(options.target) if options.target else None)
+    place = detect_environment(options.nproc)
     if place.kind == "rank":
         if options.nproc is not None:
             raise ConfigError("--nproc has no effect as a rank of a job; give it to the launcher.")
@@ -84,26 +77,13 @@ def _doctor(options: Options, settings: Settings) -> None:
     return None
 
 
-def _node(options: Options, settings: Settings) -> None:
+def _node(options: Options) -> None:
     """The preflight of a node that a SLURM script runs before the training."""
     from foundling.launch.bad_nodes import preflight
 
     if options.run is None:
         raise ConfigError("--node needs --run RUN, the run directory that the job will write to.")
-    others = {"TARGET": options.target, "--nproc": options.nproc, "a setting": settings}
-    others |= {"--thorough": options.thorough, "--json": options.json}
-    if given := [name for name, value in others.items() if value]:
-        raise ConfigError(f"{given[0]} has no effect with --node; leave it out.")
-    preflight(options.run, options.gpus or 0, options.limit)
-
-
-def _run(options: Options) -> Path | None:
-    if options.run or not options.target:
-        run: Path | None = options.run
-        return run
-    path = Path(options.target)
-    home = path if path.is_dir() else path.parent
-    return home if (home / "run.json").is_file() else Path("runs") / run_name(options.target)
+    preflight(options.run, options.gpus, options.limit)
 
 
 def _doctor_request(
@@ -117,7 +97,7 @@ def _doctor_request(
 def _profiles() -> dict[str, dict[str, str]]:
     from foundling.launch.slurm import environment, find_profile
 
-    return {name: environment(find_profile(name), "", {}) for name in PROFILES}
+    return {name: environment(find_profile(name), "", {}) for name in _PROFILES}
 
 
 def _alone(asked: "DoctorRequest", options: Options) -> tuple[int, str]:
@@ -129,7 +109,7 @@ def _alone(asked: "DoctorRequest", options: Options) -> tuple[int, str]:
         if not options.json:
             print(line, flush=True)
     if options.json:
-        print_json(_tree([("", lines)]))
+        print_json(_as_json([("", lines)]))
     return _verdict(lines, is_job=False)
 
 
@@ -146,10 +126,9 @@ def _as_rank(asked: "DoctorRequest", run: Path | None, options: Options) -> tupl
     if int(os.environ["RANK"]):
         return _verdict(mine, is_job=True)
     if options.json:
-        print_json(_tree(everything))
+        print_json(_as_json(everything))
     else:
-        for line in gathered(everything):
-            print(line)
+        print_lines(gathered(everything))
     return _verdict([line for _, lines in everything for line in lines], is_job=True)
 
 
@@ -159,7 +138,7 @@ def _launched(
     """Start this machine's ranks. Their output is kept in a folder of its own, because a run that
     is trained at this moment is locked and may be looked at all the same."""
     from foundling.config.load import dump_yaml
-    from foundling.launch.environment import refuse_crowd, visible_gpus
+    from foundling.launch.environment import check_nproc, visible_gpus
     from foundling.launch.launcher import LaunchSpec, launch
     from foundling.runtime.exits import EndOfRun, Exit
 
@@ -167,7 +146,7 @@ def _launched(
     words += ["--run", str(run)] if run else []
     words += ["--thorough"] * options.thorough + ["--json"] * options.json
     if options.nproc is not None and place.kind == "alone":
-        refuse_crowd(options.nproc, uses_gpus=not config or config.train.device in ("auto", "cuda"))
+        check_nproc(options.nproc, uses_gpus=not config or config.train.device in ("auto", "cuda"))
     if place.kind == "node" and run is None:
         raise ConfigError("--run is needed across nodes: a folder that all of them see.")
     with tempfile.TemporaryDirectory(prefix="foundling-doctor-") as folder:
@@ -191,7 +170,7 @@ def _launched(
     return 0, ""
 
 
-def _tree(by_rank: "list[tuple[str, Any]]") -> dict[str, Any]:
+def _as_json(by_rank: "list[tuple[str, Any]]") -> dict[str, Any]:
     from foundling.doctor.checks import worst
 
     every = [line for _, lines in by_rank for line in lines]
@@ -217,74 +196,59 @@ def _verdict(lines: "list[CheckResult]", *, is_job: bool) -> tuple[int, str]:
     return Exit.USER, sentence
 
 
-def _rehearse_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="preset, YAML file, or run directory")
-    parser.add_argument(
+_REHEARSE_OPTIONS = (
+    TARGET,
+    Option(
         "--only",
-        help="stages to run, of tiny,one,two,mesh (default: all), or proofs on the config as it is:"
+        "stages to run, of tiny,one,two,mesh (default: all), or proofs on the config as it is:"
         " resume (a resumed run is the same run), data (every world size reads the same rows)",
-    )
-    parser.add_argument(
-        "--nproc", type=positive, help="--only resume: processes (default: as `train`)"
-    )
-    parser.add_argument(
-        "--worlds",
-        type=positives,
-        help="--only data: numbers of processes to compare with one (default: 2,3,8)",
-    )
-    parser.add_argument("--steps", type=positive, default=24, help="steps of each training")
-    parser.add_argument(
-        "--limit", type=above_zero, default=600.0, help="seconds that a stage may take"
-    )
-    parser.add_argument(
-        "--strict", action="store_true", help="no go while a stage could not be run here"
-    )
-    parser.add_argument("--folder", type=Path, help="where the temporary runs go (default: /tmp)")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+        comma_list,
+        "",
+    ),
+    Option("--steps", "steps of each training", positive, 24),
+    Option("--limit", "seconds that a stage may take", above_zero, 600.0),
+    Option("--strict", "no go while a stage could not be run here", bool),
+    Option("--nproc", "--only resume: processes (default: as `train`)", positive),
+    Option("--worlds", "--only data: world sizes to compare with one", positives, "2,3,8"),
+    Option("--folder", "where the temporary runs go (default: /tmp)", Path),
+    JSON,
+)
 
 
-def _rehearse(options: Options, settings: Settings) -> None:
-    from foundling.doctor.rehearse import WORLDS, rehearse, verdict
-    from foundling.runtime.console import console
+def _rehearse(options: Options) -> None:
+    from foundling.doctor.rehearse import rehearse, verdict
 
-    only = listed(options.only)
     for flag, word in (("nproc", "resume"), ("worlds", "data")):
-        if getattr(options, flag) and word not in only:
+        if flag in options.given and word not in options.only:
             raise ConfigError(f"--{flag} has no effect without --only {word}; give both.")
-
-    def say(text: str) -> None:
-        console(stderr=True).print(text, markup=False)
-
-    config = resolved(options.target, settings)
+    config = config_of(options.target, options.settings)
     with tempfile.TemporaryDirectory(prefix="foundling-rehearse-", dir=options.folder) as home:
         points = []
         for point in rehearse(
             config,
             Path(home),
-            say,
+            say_on_stderr,
             limit_s=options.limit,
             steps=options.steps,
-            only=only,
+            only=options.only,
             processes=options.nproc,
-            worlds=options.worlds or WORLDS,
+            worlds=options.worlds,
         ):
             points.append(point)
-            say(f"  {point.what}: {point.state}")
+            say_on_stderr(f"  {point.what}: {point.state}")
     is_go, last = verdict(points, strict=options.strict)
     if options.json:
         print_json({"go": is_go, "verdict": last, "points": [asdict(point) for point in points]})
     else:
-        for point in points:
-            print(point)
-        print(last)
+        print_lines([*points, last])
     if not is_go:
         raise SystemExit(1)
 
 
-DOCTOR_VERBS = {
+VERBS = {
     "doctor": Verb(
         "see whether this machine, or job, is fit for a run",
-        _options,
+        _DOCTOR_OPTIONS,
         _doctor,
         takes_settings=True,
         duration_hint=lambda o: (
@@ -293,11 +257,11 @@ DOCTOR_VERBS = {
     ),
     "rehearse": Verb(
         "roll a run out in stages and say go or no-go",
-        _rehearse_options,
+        _REHEARSE_OPTIONS,
         _rehearse,
         takes_settings=True,
         duration_hint=lambda o: (
-            f"{len(listed(o.only)) or 4} stages of {o.steps} steps, each a minute or two and"
+            f"{len(o.only) or 4} stages of {o.steps} steps, each a minute or two and"
             f" {o.limit:g} s at most"
         ),
     ),

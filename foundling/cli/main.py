@@ -2,106 +2,65 @@
 
     foundling VERB TARGET [--section.field value ...]
 
-Options of a verb are argparse's; everything with a dot is a setting and goes to config/load.py.
-A user's mistake ends as one sentence on stderr and exit code 2.
+cli/parser.py reads the options of a verb; everything with a dot is a setting and goes to
+config/load.py. A user's mistake ends as one sentence on stderr and exit code 2.
 """
 
-import argparse
 import contextlib
 import difflib
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from foundling.cli import bench, data, doctor, eval, model, plan, runs, serve, tokenizer
-from foundling.cli.options import Options, Settings, Verb, free_text, print_duration_hint
-from foundling.cli.train import _train, _train_options
+from foundling.cli import bench, data, doctor, eval, model, plan, runs, tokenizer, train
+from foundling.cli.options import Option, Options, Verb, print_duration_hint
+from foundling.cli.parser import parse
 from foundling.config.errors import ConfigError, UserError
 from foundling.runtime.versions import __version__
 
-# Every verb but plan, train and demo, a file a family: what it takes and which room works.
-#
-# A function of theirs parses nothing and computes nothing: it hands options to a room and prints
-# what comes back.
-
-FILE_VERBS: dict[str, Verb] = {
-    **tokenizer.VERBS,
-    **data.VERBS,
-    **eval.VERBS,
-    **model.MODEL_VERBS,
-    **serve.VERBS,
-    **model.CONVERT_VERBS,
-    **model.FETCH_VERBS,
-    **runs.RUNS_VERBS,
-    **runs.LAUNCH_VERBS,
-    **doctor.DOCTOR_VERBS,
-    **bench.VERBS,
-}
+_DEMO_OPTIONS = (
+    Option("--scale", "tiny takes a minute", ("full", "tiny"), "full"),
+    Option("--seed", "seed of the village and the training", int, 1),
+    Option("--folder", "where (default: runs/demo-[tiny-]SEED)", Path),
+    Option("--serve", "then open the page to talk to it", bool),
+)
 
 
-FLAKY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
-"""Trouble of a disk or a network that passes, and no mistake of the user's."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see `{self.prog} --help`.")
-
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Our own types complain in sentences that begin with the value: put the flag before it.
-        Nothing may be empty but free text and what is empty anyway: as a path it would be the
-        current folder."""
-        name = action.option_strings[-1] if action.option_strings else action.dest
-        if not arg_string.strip() and action.type is not free_text and action.default != "":
-            raise ConfigError(f"{name} is empty; give it a value or leave it out.")
-        try:
-            return super()._get_value(action, arg_string)
-        except ConfigError as error:
-            raise ConfigError(f"{name} {error}") from None
-
-
-def _demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny: a minute")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the village and the training")
-    parser.add_argument("--folder", type=Path, help="where (default: runs/demo-[tiny-]SEED)")
-    parser.add_argument("--serve", action="store_true", help="then open the page to talk to it")
-
-
-def _demo(options: Options, settings: Settings) -> None:
-    from foundling.cli.demo import walk
+def _demo(options: Options) -> None:
+    from foundling.cli.demo import run_demo
 
     name = f"demo-{options.seed}" if options.scale == "full" else f"demo-tiny-{options.seed}"
     folder = options.folder or Path("runs") / name
-    walk(folder, options.scale, options.seed, run_verb)
+    run_demo(folder, options.scale, options.seed, run_verb)
     if options.serve:
         run_verb(["serve", str(folder / "finetune"), "--open"])
 
 
-VERBS: dict[str, Verb] = {
-    "demo": Verb(
-        "raise a small model through its whole life",
-        _demo_options,
-        _demo,
-        duration_hint=lambda o: (
-            "a minute" if o.scale == "tiny" else "about seven minutes on two cores"
-        ),
-    ),
-    **plan.VERBS,
-    "train": Verb(
-        "pretrain or fine-tune; continues a run",
-        _train_options,
-        _train,
-        takes_settings=True,
-        duration_hint="set up in 5 to 60 s; then the plan, and the time left in each line of steps",
-    ),
-    **FILE_VERBS,
-}
+_DEMO = Verb(
+    "raise a small model through its whole life",
+    _DEMO_OPTIONS,
+    _demo,
+    duration_hint=lambda o: "a minute" if o.scale == "tiny" else "about seven minutes on two cores",
+)
+FAMILIES: tuple[Mapping[str, Verb], ...] = (
+    {"demo": _DEMO, **plan.VERBS, **train.VERBS},
+    tokenizer.VERBS,
+    data.VERBS,
+    eval.VERBS,
+    model.VERBS,
+    runs.VERBS,
+    doctor.VERBS,
+    bench.VERBS,
+)
+"""As `foundling --help` lists them, with an empty line between two."""
+VERBS = {name: verb for family in FAMILIES for name, verb in family.items()}
+
+_PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+"""Trouble of a disk or a network that passes, and no mistake of the user's."""
 
 
 def main() -> None:
@@ -160,7 +119,7 @@ def _run_and_report_exit(
     except OSError as error:
         if error.errno in DISK_FULL:
             return Exit.UNSAVED, f"{full_disk_sentence(error)}."
-        if error.filename is None or error.errno in FLAKY:
+        if error.filename is None or error.errno in _PASSING_ERRORS:
             raise
         return Exit.USER, f"{error.filename}: {error.strerror}."
     except KeyboardInterrupt:
@@ -174,59 +133,17 @@ def run_verb(argv: Sequence[str], *, hint: bool = False) -> int:
         _print_verbs()
         return 0
     verb = VERBS[name]
-    options, settings = _parsed(verb, f"foundling {name}", rest)
+    options = parse(verb, f"foundling {name}", rest)
     with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
-        verb.run(options, settings)
+        verb.run(options)
     return 0
 
 
 def run_one(name: str, verb: Verb, argv: Sequence[str], *, hint: bool = False) -> None:
     """Run `python -m NAME`, a program outside the package that is one verb."""
-    options, settings = _parsed(verb, f"python -m {name}", argv)
+    options = parse(verb, f"python -m {name}", argv)
     with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
-        verb.run(options, settings)
-
-
-def _parsed(verb: Verb, command: str, argv: Sequence[str]) -> tuple[Options, Settings]:
-    """Options and settings of the words after `command`, a name for help and errors."""
-    words, settings = _split_settings(argv, command, verb)
-    parser = _Parser(
-        prog=command,
-        description=verb.help,
-        allow_abbrev=False,
-        formatter_class=_HelpFormatter,
-    )
-    verb.add_options(parser)
-    if verb.takes_settings:
-        _suggest_section(words, parser)
-        if {"-h", "--help"} & set(words):
-            from foundling.config.load import settings_help
-
-            parser.epilog = settings_help(command, every="all" in words)
-    # Intermixed: an option may stand between two words that can both be left out.
-    return parser.parse_intermixed_args(words), settings
-
-
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults after the options, and leaves our table of settings as it is."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        """Without a default, the help alone."""
-        return action.help if action.default in (None, []) else super()._get_help_string(action)
-
-
-def _suggest_section(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Refuse `--lr` (a setting without its section) and `--learning-rate` (one of another trainer)
-    with the setting's name here."""
-    own = {flag for action in parser._actions for flag in action.option_strings}
-    for word, after in zip(words, [*words[1:], ""], strict=False):
-        flag, equals, value = word.partition("=")
-        if flag.startswith("--") and flag not in own:
-            from foundling.config.load import suggest_setting
-
-            name, value = flag[2:].replace("-", "_"), value if equals else after
-            if suggestion := suggest_setting("", name, value, "--"):
-                raise ConfigError(f"{flag} is no option of {parser.prog}; {suggestion}")
+        verb.run(options)
 
 
 def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -263,34 +180,9 @@ def _nearest(argv: Sequence[str], family: Sequence[str]) -> str:
     return f"there are {', '.join(family)}." if family else "`foundling --help` lists them."
 
 
-def _split_settings(
-    argv: Sequence[str], command: str, verb: Verb
-) -> tuple[list[str], dict[str, str]]:
-    """Options of the verb, and settings (--section.field value); dashes and underscores alike."""
-    words: list[str] = []
-    settings: dict[str, str] = {}
-    rest = iter(argv)
-    for word in rest:
-        key, equals, value = word.partition("=")
-        if not word.startswith("--"):
-            words.append(word)
-        elif "." not in key:
-            words.append("--" + key[2:].replace("_", "-") + equals + value)
-        elif not verb.takes_settings:
-            raise ConfigError(f"`{command}` takes no settings, and {key} is one.")
-        else:
-            given = value if equals else next(rest, None)
-            if given is None:
-                raise ConfigError(f"{key} needs a value.")
-            name = key[2:].replace("-", "_")
-            if name in settings:
-                raise ConfigError(f"{key} is given twice; give it once.")
-            settings[name] = given
-    return words, settings
-
-
 def _print_verbs(names: Sequence[str] = ()) -> None:
-    print("foundling raises a language model from nothing.\n\nusage: foundling VERB [options]\n")
-    for name in names or VERBS:
-        print(f"  {name:<18} {VERBS[name].help}")
+    print("foundling raises a language model from nothing.\n\nusage: foundling VERB [options]")
+    for family in FAMILIES:
+        shown = [name for name in family if name in (names or VERBS)]
+        print("\n" * bool(shown) + "\n".join(f"  {n:<18} {VERBS[n].help}" for n in shown))
     print("\n`foundling VERB --help` says more.")

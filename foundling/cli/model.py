@@ -1,39 +1,47 @@
-"""`foundling generate`, `chat`, `convert` and `fetch`: a model at work, and from the hub."""
+"""`foundling generate`, `chat`, `serve` and `convert`: a model at work, or in another layout."""
 
-import argparse
-import contextlib
-from collections.abc import Callable, Iterator
+import threading
+import webbrowser
 from pathlib import Path
 from typing import Any
 
 from foundling.cli.options import (
-    DEVICES,
+    DEVICE,
+    JSON,
+    MODEL,
+    WEIGHTS,
+    Option,
     Options,
-    Settings,
     Verb,
     above_zero,
     free_text,
     positive,
     print_json,
-    refuse_given,
 )
 from foundling.config.errors import ConfigError
 
-WEIGHTS = ("fp32", "bf16", "int8")
+SAMPLING = (
+    Option("--top-k", "keep the k likeliest; 0 keeps all", int, 0),
+    Option("--top-p", "keep this much probability", float, 1.0),
+    Option("--min-p", "keep p >= this share of the best", float, 0.0),
+    Option("--repetition-penalty", "above 1 says less again; 1 is none", float, 1.0),
+    Option("--seed", "seed of the sampling", int, 0),
+)
+_LOADING = "the model is loaded first, 5 s to a minute by its size"
+_GENERATE_OPTIONS = (
+    MODEL,
+    Option("prompt", "texts to continue", free_text, nargs="+"),
+    Option("--max-tokens", "longest continuation", positive, 100),
+    Option("--chat", "prompts are a user's messages", bool),
+    Option("--stop", "text that ends it (repeatable)", free_text, nargs="append"),
+    Option("--temperature", "0 is greedy", float, 0.8),
+    *SAMPLING,
+    DEVICE,
+    WEIGHTS,
+)
 
 
-def _generate_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
-    parser.add_argument("prompt", nargs="+", type=free_text, help="texts to continue")
-    parser.add_argument("--max-tokens", type=positive, default=100, help="longest continuation")
-    parser.add_argument("--chat", action="store_true", help="prompts are a user's messages")
-    parser.add_argument(
-        "--stop", action="append", default=[], type=free_text, help="text that ends it (repeatable)"
-    )
-    _sampling_options(parser, temperature=0.8)
-
-
-def _generate(options: Options, settings: Settings) -> None:
+def _generate(options: Options) -> None:
     from foundling.generate.text import TextModel
     from foundling.runtime.console import warn
 
@@ -41,8 +49,7 @@ def _generate(options: Options, settings: Settings) -> None:
     if bundle.is_chat and not options.chat:
         warn("this run was fine-tuned to answer; --chat asks it, without it text is continued.")
     model = TextModel(bundle.model, bundle.tokenizer, bundle.context, weights=options.weights)
-    how = {name: getattr(options, name) for name in SAMPLING}
-    how |= {"max_tokens": options.max_tokens, "stop": options.stop}
+    how = {**_sampling(options), "max_tokens": options.max_tokens, "stop": options.stop}
     if len(options.prompt) == 1:
         [prompt] = options.prompt
         asked = [{"role": "user", "content": prompt}] if options.chat else prompt
@@ -58,20 +65,28 @@ def _generate(options: Options, settings: Settings) -> None:
             print(prompt + text)
 
 
-def _chat_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="run, RUN@STEP, or a model from elsewhere")
-    parser.add_argument("--system", type=free_text, help="system message")
-    parser.add_argument("--max-tokens", type=positive, help="longest reply (default: what fits)")
-    _sampling_options(parser, temperature=0.0)
+_CHAT_OPTIONS = (
+    MODEL,
+    Option("--system", "system message", free_text),
+    Option("--max-tokens", "longest reply (default: what fits)", positive),
+    Option("--temperature", "0 is greedy", float, 0.0),
+    *SAMPLING,
+    DEVICE,
+    WEIGHTS,
+)
 
 
-def _chat(options: Options, settings: Settings) -> None:
+def _chat(options: Options) -> None:
     from foundling.generate.sampling import Sampling
     from foundling.serve.terminal import chat
 
-    sampling = Sampling(**{name: getattr(options, name) for name in SAMPLING})
-    limits = {"system": options.system, "max_tokens": options.max_tokens}
-    chat(_bundle(options), sampling=sampling, weights=options.weights, **limits)
+    chat(
+        _bundle(options),
+        sampling=Sampling(**_sampling(options)),
+        weights=options.weights,
+        system=options.system,
+        max_tokens=options.max_tokens,
+    )
 
 
 def _bundle(options: Options) -> Any:
@@ -81,69 +96,118 @@ def _bundle(options: Options) -> Any:
     return load_bundle(options.run, choose_device(options.device, "fp32").device)
 
 
-def _sampling_options(parser: argparse.ArgumentParser, *, temperature: float) -> None:
-    parser.add_argument("--temperature", type=float, default=temperature, help="0 is greedy")
-    parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest; 0 keeps all")
-    parser.add_argument("--top-p", type=float, default=1.0, help="keep this much probability")
-    parser.add_argument("--min-p", type=float, default=0.0, help="keep p >= this share of the best")
-    parser.add_argument(
-        "--repetition-penalty", type=float, default=1.0, help="above 1 says less again; 1 is none"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where to compute")
-    parser.add_argument(
-        "--weights",
-        choices=WEIGHTS,
-        help="precision of the weights (default: bf16 on CUDA, else fp32)",
-    )
+def _sampling(options: Options) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("temperature", *(o.key for o in SAMPLING))}
 
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+# `foundling serve`: models behind OpenAI's API, and a page to talk to them.
 
-
-MODEL_VERBS = {
-    "generate": Verb(
-        "continue prompts",
-        _generate_options,
-        _generate,
-        duration_hint="the model is loaded first, 5 s to a minute by its size",
+_MOST_MODELS = 2
+_SERVE_OPTIONS = (
+    Option("source", "run, RUN@STEP, or a model from elsewhere; two at most", nargs="+"),
+    Option("--open", "open the page in a browser", bool),
+    Option("--port", "0 takes a free one", int, 8000),
+    Option("--host", "address to listen at", default="127.0.0.1"),
+    Option("--follow", "take each newer checkpoint of a run", bool),
+    DEVICE,
+    WEIGHTS,
+    Option("--cache-gb", "keys and values (default: what is free)", above_zero),
+    Option("--max-length", "tokens of prompt and answer (default: as trained)", positive),
+    Option("--max-running", "answers written at a time (default: 64, on CUDA 256)", positive),
+    Option("--max-waiting", "answers on their way; more get 429", positive, 256),
+    Option("--timeout", "seconds that an answer may take", above_zero, 600.0),
+    Option("--max-body-mb", "largest body of a request, MB", above_zero, 4.0),
+    Option(
+        "--api-keys",
+        "keys, one a line (or FOUNDLING_API_KEYS); without, none is asked for",
+        Path,
+        metavar="FILE",
     ),
-    "chat": Verb(
-        "talk to a model in the terminal",
-        _chat_options,
-        _chat,
-        duration_hint="the model is loaded first, 5 s to a minute by its size",
-    ),
-}
+    Option("--allow-host", "a name that the server is reached by", nargs="append", metavar="NAME"),
+    Option("--allow-origin", "pages of this origin may ask (CORS)", nargs="append", metavar="URL"),
+    Option("--log-prompts", "print what is asked", bool),
+    Option("--quiet", "no line for each request", bool),
+)
+
+
+def _serve(options: Options) -> None:
+    if len(options.source) > _MOST_MODELS:
+        raise ConfigError(
+            f"{len(options.source)} models are given; {_MOST_MODELS} are served at most."
+        )
+    if not 0 <= options.port < 1 << 16:
+        raise ConfigError(f"--port {options.port} is none; give one from 0 to 65,535.")
+    for origin in options.allow_origin:
+        if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
+            raise ConfigError(f"--allow-origin {origin} is no origin, such as https://example.org.")
+    try:
+        from foundling.serve.server import ServeOptions, read_keys, serve
+    except ImportError as error:
+        raise ConfigError(f"the server needs {error.name}; install it with pip.") from None
+    from foundling.runtime.device import choose_device
+    from foundling.serve.access import Admission, Limits
+    from foundling.serve.served_model import EngineLimits
+
+    engine = EngineLimits(
+        device=choose_device(options.device, "fp32").device,
+        weights=options.weights,
+        cache_bytes=round((options.cache_gb or 0) * 1e9),
+        max_running=options.max_running or 0,
+        max_length=options.max_length or 0,
+    )
+    hosts = frozenset(name.lower() for name in (*options.allow_host, options.host))
+    admission = Admission(
+        keys=read_keys(options.api_keys), hosts=hosts, origins=frozenset(options.allow_origin)
+    )
+    limits = Limits(
+        body_bytes=round(options.max_body_mb * 1e6),
+        answer_s=options.timeout,
+        sequences=options.max_waiting,
+    )
+    serve(
+        options.source,
+        ServeOptions(
+            engine=engine,
+            host=options.host,
+            port=options.port,
+            follow=options.follow,
+            admission=admission,
+            limits=limits,
+            logs=not options.quiet,
+            logs_prompts=options.log_prompts,
+            when_ready=lambda address: _ready(address, opens=options.open),
+        ),
+    )
+
+
+def _ready(address: str, *, opens: bool) -> None:
+    print(
+        f"open {address} in a browser, or point a client at {address}/v1; Ctrl-C ends", flush=True
+    )
+    if opens:
+        # It may wait for the browser, and the server's loop must not.
+        threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
 
 
 # `foundling convert`: a model from one layout into another, compared before it gets its name.
 
-LAYOUTS = ("native", "hf", "llama", "torch", "dcp")
-DTYPES = ("fp32", "bf16", "fp16")
+_LAYOUTS = ("native", "hf", "llama", "torch", "dcp")
+_CONVERT_OPTIONS = (
+    Option("source", "run, RUN@STEP, Hugging Face, Meta or DCP folder, or torch.save file"),
+    Option("target", "folder (torch: file) to write; must not exist", Path),
+    Option("--to", "layout of the result", _LAYOUTS, required=True, metavar="LAYOUT"),
+    Option("--dtype", "precision; by default as it is stored", ("fp32", "bf16", "fp16")),
+    Option("--shape", "preset, config or model that says what a bare source does not"),
+    Option("--shard-gb", "largest shard of hf, GB", above_zero, 5.0),
+    Option("--push", "then upload it to the hub (hf only)", metavar="OWNER/NAME"),
+    Option("--private", "make the hub's repository private", bool, needs="push"),
+    JSON,
+)
 
 
-def _convert_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source", help="run, RUN@STEP, Hugging Face, Meta or DCP folder, or torch.save file"
-    )
-    parser.add_argument("target", type=Path, help="folder (torch: file) to write; must not exist")
-    parser.add_argument("--to", choices=LAYOUTS, required=True, help="layout of the result")
-    parser.add_argument("--dtype", choices=DTYPES, help="precision (default: as it is stored)")
-    parser.add_argument(
-        "--shape", help="preset, config or model that says what a bare source does not"
-    )
-    parser.add_argument("--shard-gb", type=above_zero, default=5.0, help="largest shard of hf, GB")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="then upload it to the hub (hf only)")
-    parser.add_argument("--private", action="store_true", help="make the hub's repository private")
-    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
-
-
-def _convert(options: Options, settings: Settings) -> None:
+def _convert(options: Options) -> None:
     if options.push and options.to != "hf":
         raise ConfigError("--push uploads Hugging Face folders; add --to hf.")
-    if options.private and not options.push:
-        raise ConfigError("--private has no effect without --push.")
     from foundling.checkpoint.convert.convert import convert
     from foundling.checkpoint.convert.publish import check_name, push
     from foundling.runtime.console import say
@@ -179,137 +243,19 @@ def _convert(options: Options, settings: Settings) -> None:
         print(f"uploaded to {address}")
 
 
-CONVERT_VERBS = {
+VERBS = {
+    "generate": Verb("continue prompts", _GENERATE_OPTIONS, _generate, duration_hint=_LOADING),
+    "chat": Verb("talk to a model in the terminal", _CHAT_OPTIONS, _chat, duration_hint=_LOADING),
+    "serve": Verb(
+        "answer over HTTP as OpenAI's API does, with a page",
+        _SERVE_OPTIONS,
+        _serve,
+        duration_hint=_LOADING,
+    ),
     "convert": Verb(
         "a model from one layout into another, compared",
-        _convert_options,
+        _CONVERT_OPTIONS,
         _convert,
         duration_hint="read, written, read back and compared: seconds for each gigabyte",
     ),
-}
-
-
-# `foundling fetch`: a data set or the tokenizer of a model, ahead of time.
-
-
-def _fetch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        help="a recipe, hf://datasets/OWNER/NAME[@config][:split], or for the tokenizer of a model"
-        " hf://OWNER/NAME[#revision]",
-    )
-    parser.add_argument("--shards", type=positive, help="only the first so many files")
-    parser.add_argument("--tokens", type=positive, help="about so many tokens, and a tenth more")
-    parser.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        metavar="FILTER",
-        help="of source code by ids: only files that pass, such as language=Python",
-    )
-    parser.add_argument("--workers", type=positive, help="files on their way at once (default: 8)")
-    parser.add_argument(
-        "-o", "--output", type=Path, help="of a tokenizer: folder to write (default: hub's cache)"
-    )
-
-
-def _fetch(options: Options, settings: Settings) -> None:
-    from foundling.data.hub.recipes import PREFIX, parse_uri
-
-    spec = options.source
-    if spec.startswith(PREFIX) and parse_uri(spec).kind == "model":
-        because = f"on {spec}, of which the tokenizer is fetched"
-        refuse_given(options, ("shards", "tokens", "where", "workers"), because)
-        return _fetch_tokenizer(options)
-    refuse_given(options, ["output"], f"on {spec}: data stays in the hub's cache")
-    return _fetch_data(options)
-
-
-def _fetch_data(options: Options) -> None:
-    from foundling.data.hub.opening import fetch_ahead, fetch_blobs, plan_fetch
-    from foundling.report.markup import compact
-    from foundling.runtime.console import say
-
-    if options.where and not _has_blobs(options.source):
-        raise ConfigError(
-            f"{options.source} is fetched by whole files, so --where has no effect here; give it to"
-            " `data build`."
-        )
-    plan = plan_fetch(options.source, shards=options.shards, tokens=options.tokens)
-    held = "" if plan.recipe and plan.recipe.blobs else f", about {compact(plan.tokens)} tokens"
-    say(
-        f"{plan.spec}: {len(plan.files):,} of {plan.of:,} files, {plan.size / 1e9:,.2f} GB{held}"
-        + (f" ({plan.recipe.licence})" if plan.recipe else "")
-    )
-    with _progress(plan.size, plan.spec) as progress:
-        folder = fetch_ahead(plan, workers=options.workers or 8, progress=progress)
-    if plan.recipe and plan.recipe.blobs:
-
-        def report(name: str, documents: int, tokens: float) -> None:
-            say(f"{name}: {documents:,} documents, about {compact(tokens)} tokens so far")
-
-        held = f", about {compact(fetch_blobs(plan, report, tuple(options.where)))} tokens"
-    say(f"fetched and checked: {len(plan.files):,} files{held} in {folder}")
-
-
-def _has_blobs(spec: str) -> bool:
-    from foundling.data.hub.recipes import recipe_of
-
-    known = recipe_of(spec)
-    return known is not None and known[0].blobs
-
-
-def _fetch_tokenizer(options: Options) -> None:
-    from foundling.data.hub.opening import fetch_tokenizer
-    from foundling.runtime.console import say
-
-    folder, names = fetch_tokenizer(options.source, options.output)
-    say(f"{folder}: {', '.join(names)}")
-
-
-@contextlib.contextmanager
-def _progress(size: int, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; elsewhere a line now and then."""
-    import threading
-    import time
-
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    from foundling.runtime.console import console, say
-
-    lock = threading.Lock()
-    began = said = time.monotonic()
-    arrived = 0
-    shown = console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=size)
-
-        def count(here: int) -> None:
-            nonlocal arrived, said
-            with lock:
-                arrived += here
-                bar.update(task, completed=arrived)
-                now = time.monotonic()
-                if not shown.is_terminal and now - said > 10 and size:
-                    said = now
-                    left = (now - began) * (size - arrived) / max(arrived, 1)
-                    say(f"{what}: {arrived / 1e9:,.2f} of {size / 1e9:,.2f} GB, {left:,.0f} s left")
-
-        yield count
-
-
-FETCH_VERBS = {
-    "fetch": Verb(
-        "download a data set or a model's tokenizer ahead, checked",
-        _fetch_options,
-        _fetch,
-        duration_hint="the time left is shown as files come",
-    )
 }

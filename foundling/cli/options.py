@@ -1,12 +1,13 @@
-"""What every verb is made of: the Verb type and the words that options are written in."""
+"""Verbs and their options as data, and what every verb does with options."""
 
 import argparse
 import contextlib
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +16,84 @@ from foundling.config.errors import ConfigError
 if TYPE_CHECKING:
     from foundling.config.run import RunConfig
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
 Settings = Mapping[str, str]
-Options = argparse.Namespace
 HINT_AFTER_S = 1.0
 """What runs long says so within two seconds."""
 
 
+class Options(argparse.Namespace):
+    """What was typed after a verb, and the defaults of what was not."""
+
+    settings: Settings
+    """Every --section.field."""
+    given: frozenset[str]
+    """Names of the options and arguments that were typed."""
+
+    def fields_of(self, kind: type) -> dict[str, Any]:
+        """The options that a dataclass has fields of the same name for."""
+        return {f.name: getattr(self, f.name) for f in fields(kind) if hasattr(self, f.name)}
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a verb (--seed), or an argument (run)."""
+
+    name: str
+    """As it is typed; a second spelling comes after a space."""
+    help: str
+    type: Callable[[str], Any] | tuple[str, ...] = str
+    """What reads its text; bool for a flag, and words for one of them."""
+    default: Any = None
+    """Text is read by `type`, as if it was typed."""
+    nargs: str | None = None
+    """argparse's; "append" for an option that may be repeated, "?" for one whose text may be left
+    out: the first of its words."""
+    metavar: str = ""
+    """What its text is called in the help, where neither type nor name say it."""
+    required: bool = False
+    dest: str = ""
+    """Its name in Options, where the name itself will not do."""
+    needs: str = ""
+    """Key of the option or argument without which this one has no effect."""
+    allows: tuple[str, ...] | None = None
+    """Keys of the only others that have an effect with this one; None: all."""
+
+    @property
+    def key(self) -> str:
+        """Its name in Options."""
+        return self.dest or self.name.split()[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def label(self) -> str:
+        """Its name in sentences."""
+        return self.name.split()[-1] if self.name.startswith("-") else self.name.upper()
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is typed without a name."""
+        return not self.name.startswith("-")
+
+    @property
+    def is_mandatory(self) -> bool:
+        """Whether it cannot be left out."""
+        return self.required or (self.is_argument and self.nargs in (None, "+"))
+
+    @property
+    def default_value(self) -> Any:
+        """Its value where it was not typed."""
+        if self.default is None:
+            return False if self.type is bool else [] if self.nargs in ("append", "*") else None
+        is_text = isinstance(self.default, str) and not isinstance(self.type, tuple)
+        return self.type(self.default) if is_text else self.default  # type: ignore[operator]
+
+
 @dataclass(frozen=True)
 class Verb:
-    """One thing the command line can do."""
+    """One thing that the command line can do."""
 
     help: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[Options, Settings], None]
+    options: tuple[Option, ...]
+    run: Callable[[Options], None]
     takes_settings: bool = False
     duration_hint: "str | Callable[[Options], str]" = ""
     """How long it takes and what on, where that may be more than two seconds; empty for a quick
@@ -56,27 +121,18 @@ def print_duration_hint(name: str, verb: Verb, options: Options) -> Iterator[Non
         timer.cancel()
 
 
-def resolved(
-    target: str, settings: Settings, tell: Callable[[str], None] = lambda _: None
-) -> "RunConfig":
-    """The config of a target and settings; weights that it starts from bring their own shape."""
-    from foundling.config.load import load_config
-
-    return load_config(target, settings, tell, shape_of)
+def refuse_given(options: Options, names: Iterable[str], because: str) -> None:
+    """Refuse options that have no effect in this use of the verb."""
+    for name in names:
+        if name in options.given:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect {because}; leave it out.")
 
 
-def shape_of(source: str) -> dict[str, Any]:
-    """The model's fields of these weights; none while they are not there, which `plan` allows and
-    `train` refuses."""
-    if not Path(source.partition("@")[0]).expanduser().exists():
-        return {}
-    from foundling.checkpoint.bundle import model_of
-
-    return model_of(source).model_dump()
+# What reads the text of an option; each complains in words that follow the option's name.
 
 
 def count(text: str) -> int:
-    """A whole number as people write it."""
+    """A whole number as people write it: 300, 20B, 1e9."""
     from foundling.config.base import whole_number
 
     return whole_number(text)
@@ -92,20 +148,10 @@ def positive(text: str) -> int:
 
 def positives(text: str) -> tuple[int, ...]:
     """Whole numbers above zero: 1,8,64."""
-    found = tuple(positive(word) for word in listed(text))
+    found = tuple(positive(word) for word in comma_list(text))
     if not found:
         raise ConfigError(f"{text!r} names no number; write them as 1,8,64.")
     return found
-
-
-def free_text(text: str) -> str:
-    """Text for a model, which may be empty; any other option refuses to be empty."""
-    return text
-
-
-def listed(text: str | None) -> list[str]:
-    """A list as people write it: a,b,c."""
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def above_zero(text: str) -> float:
@@ -120,7 +166,7 @@ def above_zero(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A number from 0 to 1."""
+    """A number from 0 up to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -130,36 +176,118 @@ def share(text: str) -> float:
     return value
 
 
+def comma_list(text: str) -> list[str]:
+    """Words with commas between them: a,b,c."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def free_text(text: str) -> str:
+    """Text for a model, which may be empty; any other option refuses to be empty."""
+    return text
+
+
+# Options that several verbs have.
+
+TARGET = Option("target", "preset, YAML file, or run directory")
+MODEL = Option("run", "run, RUN@STEP, or a model from elsewhere")
+JSON = Option("--json", "print as JSON", bool)
+DEVICE = Option("--device", "where to compute", ("auto", "cpu", "cuda", "mps"), "auto")
+WEIGHTS = Option(
+    "--weights",
+    "precision of the weights; by default bf16 on CUDA, else fp32",
+    ("fp32", "bf16", "int8"),
+)
+FORCE = Option("--force", "overwrite the file of -o", bool, needs="output")
+
+
+def output(help: str, *, metavar: str = "FILE", required: bool = False, needs: str = "") -> Option:
+    """-o PATH."""
+    return Option("-o --output", help, Path, metavar=metavar, required=required, needs=needs)
+
+
+# What several verbs do with their options.
+
+
+def config_of(
+    target: str, settings: Settings, tell: Callable[[str], None] = lambda _: None
+) -> "RunConfig":
+    """The config of a target and settings; weights that it starts from bring their own shape."""
+    from foundling.config.load import load_config
+
+    return load_config(target, settings, tell, model_shape_of)
+
+
+def model_shape_of(source: str) -> dict[str, Any]:
+    """The model's fields of these weights; none while they are not there, which `plan` allows and
+    `train` refuses."""
+    if not Path(source.partition("@")[0]).expanduser().exists():
+        return {}
+    from foundling.checkpoint.bundle import model_of
+
+    return model_of(source).model_dump()
+
+
 def run_name(target: str) -> str:
     """What a run of this target is called; llama3.1-8b has a dot and no suffix."""
-    name = Path(target).name
-    for suffix in (".yaml", ".yml"):
-        name = name.removesuffix(suffix)
-    return name
+    return Path(target).name.removesuffix(".yaml").removesuffix(".yml")
 
 
-def file_options(parser: argparse.ArgumentParser, help: str, *names: str) -> None:
-    """-o FILE and --force."""
-    names = ("-o", *(names or ("--output",)))
-    parser.add_argument(*names, dest="output", type=Path, help=help)
-    parser.add_argument("--force", action="store_true", help="-o: overwrite a file that is there")
-
-
-def check_force(options: Options) -> None:
-    """Refuse --force without -o."""
-    if options.force and options.output is None:
-        raise ConfigError("--force has no effect without -o; give -o FILE too.")
-
-
-def refuse_given(options: argparse.Namespace, names: Iterable[str], because: str) -> None:
-    """Refuse options that have no effect in this use of the verb."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value is not False and value not in ([], ""):
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} has no effect {because}; leave it out.")
+def default_run(target: str) -> Path:
+    """The run directory of a target: its own where it is in one, else one named after it."""
+    path = Path(target)
+    folder = path if path.is_dir() else path.parent
+    return folder if (folder / "run.json").is_file() else Path("runs") / run_name(target)
 
 
 def print_json(value: Any) -> None:
     """For scripts."""
     print(json.dumps(value, indent=2))
+
+
+def print_lines(lines: Iterable[object]) -> None:
+    """Each on a line of its own."""
+    for line in lines:
+        print(line)
+
+
+def say_on_stderr(text: str) -> None:
+    """Progress, which is no part of the output."""
+    from foundling.runtime.console import console
+
+    console(stderr=True).print(text, markup=False)
+
+
+@contextlib.contextmanager
+def bytes_bar(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """Progress through so many bytes: a bar on a terminal, elsewhere a line every ten seconds."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from foundling.runtime.console import console
+
+    lock = threading.Lock()
+    began = said = time.monotonic()
+    done = 0
+    screen = console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+
+        def advance(size: int) -> None:
+            nonlocal done, said
+            with lock:
+                done += size
+                bar.update(task, completed=done)
+                now = time.monotonic()
+                if not screen.is_terminal and now - said > 10 and total:
+                    said = now
+                    left = (now - began) * (total - done) / max(done, 1)
+                    of = f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB"
+                    say_on_stderr(f"{what}: {of}, {left:,.0f} s left")
+
+        yield advance

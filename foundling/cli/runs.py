@@ -1,6 +1,5 @@
 """`foundling runs ...`, `launch slurm` and `report`: what is done with run directories."""
 
-import argparse
 import os
 import shlex
 import sys
@@ -9,17 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundling.cli.options import (
+    FORCE,
+    JSON,
+    Option,
     Options,
-    Settings,
     Verb,
     above_zero,
-    check_force,
+    comma_list,
+    config_of,
     count,
-    file_options,
-    listed,
+    free_text,
+    output,
     positive,
     print_json,
-    resolved,
+    print_lines,
+    refuse_given,
     run_name,
 )
 from foundling.config.errors import CheckpointError, ConfigError, RunError, UserError
@@ -29,53 +32,49 @@ if TYPE_CHECKING:
     from foundling.report.svg_chart import BinWidth
     from foundling.runtime.run_dir import RunDir
 
+RUN = Option("run", "run directory", Path)
+
 
 def _bin_widths(text: str) -> "list[BinWidth]":
     """100k,10M (tokens) or 100steps,15000steps."""
     from foundling.report.svg_chart import BinWidth
 
     found = []
-    for word in listed(text):
+    for word in comma_list(text):
         size = word.removesuffix("steps")
         found.append(BinWidth(positive(size), "tokens" if size == word else "steps"))
     return found
 
 
-def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", type=Path, help="run directories")
-    file_options(parser, "file (default: RUN/report.html, which is always replaced)")
-    table = parser.add_mutually_exclusive_group()
-    table.add_argument(
-        "--csv", action="store_true", help="the steps as a table, to -o or printed, and no page"
-    )
-    table.add_argument("--parquet", action="store_true", help="the same as Parquet, to -o")
-    parser.add_argument(
+_REPORT_OPTIONS = (
+    Option("run", "run directories", Path, nargs="+"),
+    output("file (default: RUN/report.html, which is always replaced)"),
+    FORCE,
+    Option(
         "--bins",
-        type=_bin_widths,
-        default=(),
+        "tokens or steps that a point of the loss stands for, one chart each: 100k,10M,15000steps",
+        _bin_widths,
         metavar="WIDTHS",
-        help="tokens or steps that a point of the loss stands for, one chart each:"
-        " 100k,10M,15000steps",
-    )
+    ),
+    Option("--csv", "the steps as a table, to -o or printed", bool, allows=("output", "force")),
+    Option("--parquet", "the same as Parquet, to -o", bool, allows=("output", "force")),
+)
 
 
-def _report(options: Options, settings: Settings) -> None:
+def _report(options: Options) -> None:
     from foundling.report.page import write_report
     from foundling.runtime.run_dir import RunDir
 
-    check_force(options)
     runs = [RunDir(path).require() for path in options.run]
     if options.csv or options.parquet:
         _table(options, runs)
     else:
-        print(write_report(runs, options.output, options.bins, force=options.force))
+        print(write_report(runs, options.output, options.bins or (), force=options.force))
 
 
 def _table(options: Options, runs: "Sequence[RunDir]") -> None:
     from foundling.report.runs import print_csv, write_table
 
-    if options.bins:
-        raise ConfigError("--bins has no effect on a table of steps; leave it out.")
     if options.output is not None:
         write_table(runs, options.output, parquet=options.parquet, force=options.force)
         print(options.output)
@@ -85,10 +84,11 @@ def _table(options: Options, runs: "Sequence[RunDir]") -> None:
         print_csv(runs, sys.stdout)
 
 
-def _list_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="where to look")
-    parser.add_argument("--tree", action="store_true", help="which run came from which, and how")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+_LIST_OPTIONS = (
+    Option("folder", "where to look", Path, "runs", nargs="?"),
+    Option("--tree", "which run came from which, and how", bool),
+    JSON,
+)
 
 
 def _folder(options: Options) -> Path:
@@ -99,26 +99,25 @@ def _folder(options: Options) -> Path:
     return folder
 
 
-def _list(options: Options, settings: Settings) -> None:
+def _list(options: Options) -> None:
     from foundling.report.runs import draw_tree, lineage, list_runs
 
     runs = (lineage if options.tree else list_runs)(_folder(options))
     if options.json:
         return print_json(runs)
     if not runs:
-        print(f"no runs in {options.folder}")
+        return print(f"no runs in {options.folder}")
     rows = (f"{r['status']:<10} {r['stage']:<9} step {r['step']:<8} {r['path']}" for r in runs)
-    for line in draw_tree(runs) if options.tree else rows:
-        print(line)
-    return None
+    return print_lines(draw_tree(runs) if options.tree else rows)
 
 
-def _show_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="run directory, or a folder or address of checkpoints")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+_SHOW_OPTIONS = (
+    Option("run", "run directory, or a folder or address of checkpoints"),
+    JSON,
+)
 
 
-def _show(options: Options, settings: Settings) -> None:
+def _show(options: Options) -> None:
     from foundling.checkpoint.paths import checkpoint_root_of_target, list_entries
     from foundling.report.runs import describe_run, show_run
     from foundling.runtime.run_dir import RunDir
@@ -144,87 +143,74 @@ def _show(options: Options, settings: Settings) -> None:
     return None
 
 
-def _stop_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="run directory")
-    parser.add_argument("--wait", type=above_zero, default=600.0, help="seconds to wait for it")
-    parser.add_argument(
-        "--kill", action="store_true", help="end it without a save if it does not stop by then"
-    )
+_STOP_OPTIONS = (
+    RUN,
+    Option("--wait", "seconds to wait for it", above_zero, 600.0),
+    Option("--kill", "end it without a save if it does not stop by then", bool),
+)
 
 
-def _stop(options: Options, settings: Settings) -> None:
+def _stop(options: Options) -> None:
     from foundling.launch.detach import stop
 
     print(stop(options.run, options.wait, options.kill))
 
 
-def _logs_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="run directory")
-    parser.add_argument("--rank", type=count, default=0, help="whose output")
-    parser.add_argument(
-        "--follow",
-        action="store_true",
-        help="from its last lines on, until the run ends; with the run's exit code",
-    )
+_LOGS_OPTIONS = (
+    RUN,
+    Option("--follow", "from its last lines on, until the run ends, with its exit code", bool),
+    Option("--rank", "whose output", count, 0),
+)
 
 
-def _logs(options: Options, settings: Settings) -> None:
+def _logs(options: Options) -> None:
     from foundling.launch.detach import follow_log, show_log
 
     (follow_log if options.follow else show_log)(options.run, options.rank)
 
 
-def _copy_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="run directory, here or HOST:RUN")
-    parser.add_argument("target", help="folder that it keeps its name in, HOST:FOLDER or here")
+_COPY_OPTIONS = (
+    Option("source", "run directory, here or HOST:RUN"),
+    Option("target", "folder that it keeps its name in, HOST:FOLDER or here"),
+)
 
 
-def _copy(options: Options, settings: Settings) -> None:
+def _copy(options: Options) -> None:
     from foundling.launch.run_files import copy_run
 
     print(copy_run(options.source, options.target))
 
 
-def _rm_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run", nargs="*", type=Path, help="run directories; --restore: also names, trash folders"
-    )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--restore", action="store_true", help="bring them back from the trash")
-    action.add_argument("--list", action="store_true", help="what is in the trash")
-    action.add_argument("--empty", metavar="AGE", help="delete for good what is older: 30d, 12h")
-    parser.add_argument("--finished", action="store_true", help="--empty: finished runs too")
-    parser.add_argument(
-        "--folder", type=Path, help="whose trash (default: runs; --restore: beside the run)"
-    )
+_RM_OPTIONS = (
+    Option("run", "run directories; --restore: also names, trash folders", Path, nargs="*"),
+    Option("--restore", "bring them back from the trash", bool, allows=("run", "folder")),
+    Option("--list", "what is in the trash", bool, allows=("folder",)),
+    Option("--empty", "delete for good what is older: 30d, 12h", metavar="AGE", allows=("folder",)),
+    Option("--finished", "finished runs too", bool, needs="empty"),
+    Option("--folder", "whose trash (default: runs; --restore: beside the run)", Path),
+)
 
 
-def _rm(options: Options, settings: Settings) -> None:
-    if options.finished and options.empty is None:
-        raise ConfigError("--finished has no effect without --empty AGE; give --empty 30d too.")
+def _rm(options: Options) -> None:
     if options.list or options.empty is not None:
-        if options.run:
-            raise ConfigError(
-                f"--list and --empty are about a whole trash, not {options.run[0]}; name its"
-                " folder with --folder."
-            )
         options.folder = options.folder or Path("runs")
         return _list_trash(options) if options.list else _empty_trash(options)
     if not options.run:
         raise ConfigError("`runs rm` needs a run; name one, or give --list or --empty AGE.")
     if options.restore:
         return _restore(options)
-    if options.folder:
-        raise ConfigError("--folder has no effect here; a run goes to the trash beside it.")
-    return _throw_away(options)
+    refuse_given(options, ["folder"], "here: a run goes to the trash beside it")
+    return _move_to_trash(options)
 
 
-def _throw_away(options: Options) -> None:
-    from foundling.launch.run_files import throw_away
+def _move_to_trash(options: Options) -> None:
+    from foundling.launch.run_files import move_to_trash
 
     for run in options.run:
         where = shlex.quote(os.path.abspath(run))
-        print(f"{run} is in {throw_away(run)}; `foundling runs rm --restore {where}` restores it")
+        print(
+            f"{run} is in {move_to_trash(run)}; `foundling runs rm --restore {where}` restores it"
+        )
 
 
 def _restore(options: Options) -> None:
@@ -248,25 +234,26 @@ def _list_trash(options: Options) -> None:
 
 
 def _empty_trash(options: Options) -> None:
-    from foundling.launch.run_files import age, empty_trash
+    from foundling.launch.run_files import empty_trash, parse_age
 
-    deleted, kept = empty_trash(_folder(options), age(options.empty), finished=options.finished)
-    for entry in deleted:
-        print(f"deleted {entry.path}")
-    for entry in kept:
-        print(f"kept {entry.path}: it is finished; --finished deletes it too")
+    deleted, kept = empty_trash(
+        _folder(options), parse_age(options.empty), finished=options.finished
+    )
+    print_lines(f"deleted {entry.path}" for entry in deleted)
+    print_lines(f"kept {entry.path}: it is finished; --finished deletes it too" for entry in kept)
 
 
 # Checkpoints of a run: whether they are whole, which stay.
 
 
-def _verify_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="run directory, RUN@STEP or one checkpoint")
-    parser.add_argument("--all", action="store_true", help="every checkpoint of the run")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+_VERIFY_OPTIONS = (
+    Option("target", "run directory, RUN@STEP or one checkpoint"),
+    Option("--all", "every checkpoint of the run", bool),
+    JSON,
+)
 
 
-def _verify(options: Options, settings: Settings) -> None:
+def _verify(options: Options) -> None:
     from foundling.checkpoint.paths import check_target
 
     seen: list[CheckpointEntry] = []
@@ -285,12 +272,13 @@ def _verify(options: Options, settings: Settings) -> None:
         )
 
 
-def _pin_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="RUN@STEP or RUN/checkpoints/step-N")
-    parser.add_argument("--off", action="store_true", help="let checkpoint.keep decide again")
+_PIN_OPTIONS = (
+    Option("checkpoint", "RUN@STEP or RUN/checkpoints/step-N"),
+    Option("--off", "let checkpoint.keep decide again", bool),
+)
 
 
-def _pin(options: Options, settings: Settings) -> None:
+def _pin(options: Options) -> None:
     from foundling.checkpoint.paths import named_checkpoint
     from foundling.checkpoint.retention import pin, pinned, unpin
 
@@ -319,63 +307,33 @@ def _line(entry: "CheckpointEntry") -> str:
     return f"step {entry.step:<9} {entry.state:<10} {stored:>9}  {', '.join(notes)}"
 
 
-COPY_TIME = "as long as the network takes for its files, and a second a gigabyte to verify them"
-
-RUNS_VERBS = {
-    "report": Verb(
-        "write one HTML page about runs, or their steps as a table", _report_options, _report
-    ),
-    "runs list": Verb("list the runs in a folder", _list_options, _list),
-    "runs show": Verb("show one run and its checkpoints", _show_options, _show),
-    "runs verify": Verb(
-        "read checkpoints and compare checksums",
-        _verify_options,
-        _verify,
-        duration_hint="every byte is read once, about a second for a gigabyte",
-    ),
-    "runs pin": Verb("never delete a checkpoint", _pin_options, _pin),
-    "runs logs": Verb("print what a rank has said, or follow it", _logs_options, _logs),
-    "runs stop": Verb("tell a run to save and end", _stop_options, _stop),
-    "runs copy": Verb(
-        "copy a run to or from another machine, verified",
-        _copy_options,
-        _copy,
-        duration_hint=COPY_TIME,
-    ),
-    "runs rm": Verb("move runs to the trash, or back", _rm_options, _rm),
-}
-
 # `foundling launch ...`: a run as a job of a cluster.
 
-
-def _slurm_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", nargs="?", help="preset, YAML file, or run directory")
-    parser.add_argument("--nodes", type=positive, help="nodes")
-    parser.add_argument("--time", help="limit of one life of the job, HH:MM:SS")
-    parser.add_argument("--run", type=Path, help="run directory (default: runs/TARGET)")
-    parser.add_argument("--profile", default="plain", help="kind of machine")
-    parser.add_argument("--profiles", action="store_true", help="list the kinds of machines known")
-    parser.add_argument("--gpus-per-node", type=count, help="GPUs of a node (default: profile's)")
-    parser.add_argument("--nproc", type=positive, help="processes a node (default: one a GPU)")
-    parser.add_argument("--partition", default="", help="SLURM's partition")
-    parser.add_argument("--account", default="", help="whom to charge")
-    parser.add_argument("--container", default="", help="image: an apptainer .sif, or pyxis' name")
-    parser.add_argument("--interface", default="", help="network interface, such as hsn0")
-    parser.add_argument("--env", action="append", default=[], metavar="K=V", help="export this")
-    parser.add_argument("--setup", action="append", default=[], metavar="LINE", help="run before")
-    parser.add_argument(
-        "--sbatch", action="append", default=[], metavar="NAME=V", help="a further option of sbatch"
-    )
-    parser.add_argument("--python", default="", help="interpreter on the nodes (default: this one)")
-    parser.add_argument("--grace", type=positive, default=300, help="seconds before the limit")
-    parser.add_argument(
-        "--max-restarts", type=count, default=9, help="tries after a crash, within one life"
-    )
-    parser.add_argument("--no-preflight", action="store_true", help="do not try the nodes first")
-    parser.add_argument("--dry-run", action="store_true", help="print the script, submit nothing")
+_SLURM_OPTIONS = (
+    Option("target", "preset, YAML file, or run directory", nargs="?"),
+    Option("--nodes", "nodes", positive),
+    Option("--time", "limit of one life of the job", metavar="HH:MM:SS"),
+    Option("--run", "run directory (default: runs/TARGET)", Path),
+    Option("--profile", "kind of machine", default="plain"),
+    Option("--partition", "SLURM's partition", free_text, "", metavar="NAME"),
+    Option("--account", "whom to charge", free_text, "", metavar="NAME"),
+    Option("--dry-run", "print the script, submit nothing", bool),
+    Option("--gpus-per-node", "GPUs of a node (default: profile's)", count),
+    Option("--nproc", "processes a node (default: one a GPU)", positive),
+    Option("--container", "image: an apptainer .sif, or pyxis' name", free_text, ""),
+    Option("--interface", "network interface, such as hsn0", free_text, "", metavar="NAME"),
+    Option("--env", "export this", nargs="append", metavar="K=V"),
+    Option("--setup", "run before", nargs="append", metavar="LINE"),
+    Option("--sbatch", "a further option of sbatch", nargs="append", metavar="NAME=V"),
+    Option("--python", "interpreter on the nodes (default: this one)", free_text, ""),
+    Option("--grace", "seconds before the limit", positive, 300),
+    Option("--max-restarts", "tries after a crash, within one life", count, 9),
+    Option("--no-preflight", "do not try the nodes first", bool),
+    Option("--profiles", "list the kinds of machines known", bool, allows=()),
+)
 
 
-def _slurm(options: Options, settings: Settings) -> None:
+def _slurm(options: Options) -> None:
     from foundling.launch.slurm import SlurmJob, check_job, find_profile, render, submit, variables
     from foundling.runtime.console import warn
 
@@ -384,24 +342,18 @@ def _slurm(options: Options, settings: Settings) -> None:
     needed = {"TARGET": options.target, "--nodes": options.nodes, "--time": options.time}
     if missing := [name for name, value in needed.items() if value is None]:
         raise ConfigError(f"`launch slurm` needs {' and '.join(missing)} too.")
-    config = resolved(options.target, settings, tell=warn)
+    config = config_of(options.target, options.settings, tell=warn)
     run = options.run or Path("runs") / run_name(options.target)
     job = SlurmJob(
+        **{
+            **options.fields_of(SlurmJob),
+            "run": run,
+            "profile": find_profile(options.profile),
+            "env": variables(options.env),
+            "setup": tuple(options.setup),
+            "sbatch": tuple(options.sbatch),
+        },
         name=run_name(options.target),
-        run=run,
-        nodes=options.nodes,
-        time=options.time,
-        profile=find_profile(options.profile),
-        gpus_per_node=options.gpus_per_node,
-        nproc=options.nproc,
-        partition=options.partition,
-        account=options.account,
-        container=options.container,
-        interface=options.interface,
-        env=variables(options.env),
-        setup=tuple(options.setup),
-        sbatch=tuple(options.sbatch),
-        python=options.python,
         grace_s=options.grace,
         restarts=options.max_restarts,
         preflight=not options.no_preflight,
@@ -424,8 +376,30 @@ def _list_profiles() -> None:
             print(f"    {key}={value}")
 
 
-LAUNCH_VERBS = {
+VERBS = {
+    "report": Verb(
+        "write one HTML page about runs, or their steps as a table", _REPORT_OPTIONS, _report
+    ),
+    "runs list": Verb("list the runs in a folder", _LIST_OPTIONS, _list),
+    "runs show": Verb("show one run and its checkpoints", _SHOW_OPTIONS, _show),
+    "runs verify": Verb(
+        "read checkpoints and compare checksums",
+        _VERIFY_OPTIONS,
+        _verify,
+        duration_hint="every byte is read once, about a second for a gigabyte",
+    ),
+    "runs pin": Verb("never delete a checkpoint", _PIN_OPTIONS, _pin),
+    "runs logs": Verb("print what a rank has said, or follow it", _LOGS_OPTIONS, _logs),
+    "runs stop": Verb("tell a run to save and end", _STOP_OPTIONS, _stop),
+    "runs copy": Verb(
+        "copy a run to or from another machine, verified",
+        _COPY_OPTIONS,
+        _copy,
+        duration_hint="as long as the network takes for its files, and a second a gigabyte to"
+        " verify them",
+    ),
+    "runs rm": Verb("move runs to the trash, or back", _RM_OPTIONS, _rm),
     "launch slurm": Verb(
-        "submit a run that saves, requeues and resumes", _slurm_options, _slurm, True
+        "submit a run that saves, requeues and resumes", _SLURM_OPTIONS, _slurm, takes_settings=True
     ),
 }

@@ -1,48 +1,45 @@
 """`foundling tokenizer ...`: learn a vocabulary, look at it, compare it, let it grow."""
 
-import argparse
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foundling.cli.data import reading_options
+from foundling.cli.data import READING, read_options
 from foundling.cli.options import (
+    JSON,
+    Option,
     Options,
-    Settings,
     Verb,
     free_text,
+    output,
     positive,
     print_json,
-    refuse_given,
 )
 from foundling.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foundling.data.readers.source import ReadOptions
     from foundling.tokenizer.bpe_trainer import Measure
 
 Measures = dict[str, dict[str, "Measure"]]
 """By source, then by tokenizer."""
 
-ALL = "all sources"
-BYTES = 4_000_000
-"""Text of each source that vocabularies are measured on."""
-ROUND_TO = 64
+_ALL = "all sources"
+_ROUND_TO = 64
 """Widths that matrix products like."""
+_FOLDER = output("folder to write", metavar="DIR", required=True)
+_TRAIN_OPTIONS = (
+    Option("source", "whatever `data build` reads; several take turns", nargs="+"),
+    _FOLDER,
+    Option("--vocab-size", "tokens, special ones included", positive, 32768),
+    Option("--bytes", "text to learn from", positive, "100M"),
+    Option("--seed", "seed of Hamlet", int, 1),
+    *READING,
+)
 
 
-def _train_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="+", help="whatever `data build` reads; several take turns")
-    parser.add_argument("-o", "--output", required=True, type=Path, help="folder to write")
-    parser.add_argument(
-        "--vocab-size", type=positive, default=32768, help="tokens, special ones included"
-    )
-    parser.add_argument("--bytes", type=positive, default=100_000_000, help="text to learn from")
-    parser.add_argument("--seed", type=int, default=1, help="seed of Hamlet")
-    reading_options(parser)
-
-
-def _train(options: Options, settings: Settings) -> None:
+def _train(options: Options) -> None:
     from foundling.data.open_source import training_texts
     from foundling.runtime.console import say
     from foundling.tokenizer.bpe_trainer import train_tokenizer
@@ -57,7 +54,7 @@ def _train(options: Options, settings: Settings) -> None:
             yield text
 
     texts = training_texts(
-        options.source, max_bytes=options.bytes, seed=options.seed, options=_reading(options)
+        options.source, max_bytes=options.bytes, seed=options.seed, options=read_options(options)
     )
     tokenizer = train_tokenizer(counted(texts), options.vocab_size)
     tokenizer.save(options.output)
@@ -67,28 +64,20 @@ def _train(options: Options, settings: Settings) -> None:
     )
 
 
-def _inspect_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "tokenizer", nargs="+", help="folders or files; GPT-2's and Llama 3's own files will do"
-    )
-    parser.add_argument("--encode", type=free_text, metavar="TEXT", help="show how a text is cut")
-    parser.add_argument("--chat", action="store_true", help="--encode: it is a user's message")
-    parser.add_argument(
-        "--source", nargs="+", metavar="SPEC", help="text to measure on (default: hamlet)"
-    )
-    parser.add_argument("--bytes", type=positive, help=f"text of each source (default: {BYTES:,})")
-    parser.add_argument("--seed", type=int, help="seed of Hamlet (default: 1)")
-    reading_options(parser)
-    parser.add_argument("--json", action="store_true", help="print what is measured as JSON")
+_INSPECT_OPTIONS = (
+    Option("tokenizer", "folders or files; GPT-2's and Llama 3's own files will do", nargs="+"),
+    Option("--source", "text to measure on (default: hamlet)", nargs="+", metavar="SPEC"),
+    Option("--bytes", "text of each source", positive, "4M"),
+    JSON,
+    Option("--seed", "seed of Hamlet", int, 1),
+    *READING,
+    Option("--encode", "show how a text is cut", free_text, allows=()),
+    Option("--chat", "it is a user's message", bool, needs="encode"),
+)
 
 
-def _inspect(options: Options, settings: Settings) -> None:
-    if options.encode is None:
-        refuse_given(options, ["chat"], "without --encode")
-        return _measure(options)
-    names = ("source", "bytes", "seed", "text", "template", "where", "stream", "json")
-    refuse_given(options, (*names, "allow_broken_files"), "with --encode")
-    return _encode(options)
+def _inspect(options: Options) -> None:
+    return _measure(options) if options.encode is None else _encode(options)
 
 
 def _encode(options: Options) -> None:
@@ -116,9 +105,9 @@ def _measure(options: Options) -> None:
     for spec, short in _short(options.source or ["hamlet"]).items():
         by_label = labelled_texts(
             spec,
-            max_bytes=options.bytes or BYTES,
-            seed=1 if options.seed is None else options.seed,
-            options=_reading(options),
+            max_bytes=options.bytes,
+            seed=options.seed,
+            options=read_options(options),
         )
         texts |= {f"{short} {label}".strip(): held for label, held in by_label.items()}
     found: Measures = {
@@ -126,7 +115,9 @@ def _measure(options: Options) -> None:
         for source, held in texts.items()
     }
     if len(found) > 1:
-        found[ALL] = {name: _summed(found, name) for name in tokenizers}
+        found[_ALL] = {
+            name: reduce(add, [by_name[name] for by_name in found.values()]) for name in tokenizers
+        }
     if options.json:
         sizes = {
             name: {"vocab_size": t.vocab_size, "fast": t.fast, "why_slow": t.why_slow}
@@ -144,13 +135,6 @@ def _short(paths: list[str]) -> dict[str, str]:
     """Each path's last part, where that is unique; else the whole path."""
     last = {path: path.rstrip("/").rsplit("/", 1)[-1] for path in paths}
     return last if len(set(last.values())) == len(last) else {path: path for path in paths}
-
-
-def _summed(found: Measures, name: str) -> "Measure":
-    first, *rest = (by_name[name] for by_name in found.values())
-    for more in rest:
-        first = first + more
-    return first
 
 
 def _print_measures(found: Measures, sizes: dict[str, int]) -> None:
@@ -179,13 +163,14 @@ def _print_measures(found: Measures, sizes: dict[str, int]) -> None:
     console().print(table, soft_wrap=False)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tokenizer", type=Path, help="folder or tokenizer.json")
-    parser.add_argument("token", nargs="+", help="special tokens to append, such as '<|think|>'")
-    parser.add_argument("-o", "--output", required=True, type=Path, help="folder to write")
+_ADD_OPTIONS = (
+    Option("tokenizer", "folder or tokenizer.json", Path),
+    Option("token", "special tokens to append, such as '<|think|>'", nargs="+"),
+    _FOLDER,
+)
 
 
-def _add(options: Options, settings: Settings) -> None:
+def _add(options: Options) -> None:
     from foundling.runtime.console import say
     from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -195,21 +180,12 @@ def _add(options: Options, settings: Settings) -> None:
     for token in options.token:
         say(f"{larger.extra_ids[token]:>8}  {token}")
     size = larger.vocab_size
-    rounded = -(-size // ROUND_TO) * ROUND_TO
+    rounded = -(-size // _ROUND_TO) * _ROUND_TO
     say(
         f"{options.output}: {size:,} tokens, fingerprint {larger.fingerprint[:12]}. An assistant's"
         " messages may spell the new ones. Build data with it, and train --start of a run that"
         f" had the old one: its embeddings grow (--model.vocab-size 0, or {rounded} for a multiple"
-        f" of {ROUND_TO})."
-    )
-
-
-def _reading(options: Options) -> "ReadOptions":
-    from foundling.data.readers.source import ReadOptions
-
-    names = ("text", "template", "schema", "max_chars", "stream", "allow_broken_files")
-    return ReadOptions(
-        where=tuple(options.where), **{name: getattr(options, name) for name in names}
+        f" of {_ROUND_TO})."
     )
 
 
@@ -224,7 +200,7 @@ def _refuse_occupied(folder: Path) -> None:
 VERBS = {
     "tokenizer train": Verb(
         "learn a vocabulary from text",
-        _train_options,
+        _TRAIN_OPTIONS,
         _train,
         duration_hint=lambda o: (
             f"about {1 + o.bytes / 4e6:,.0f} s for {o.bytes / 1e6:,.1f} MB of text on two cores"
@@ -232,13 +208,13 @@ VERBS = {
     ),
     "tokenizer inspect": Verb(
         "compare vocabularies on text, or show how one text is cut",
-        _inspect_options,
+        _INSPECT_OPTIONS,
         _inspect,
         duration_hint=lambda o: (
-            f"about a second for {(o.bytes or BYTES) / 1e6:,.1f} MB, each vocabulary and source"
+            f"about a second for {o.bytes / 1e6:,.1f} MB, each vocabulary and source"
             if o.encode is None
             else ""
         ),
     ),
-    "tokenizer add": Verb("append special tokens", _add_options, _add),
+    "tokenizer add": Verb("append special tokens", _ADD_OPTIONS, _add),
 }

@@ -24,7 +24,7 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
-    where: ClassVar[str] = ""
+    section_name: ClassVar[str] = ""
     """What the section is called in sentences and files."""
 
     def __init__(self, **values: Any) -> None:
@@ -32,7 +32,9 @@ class Section(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(
-                sentence_of(error.errors(include_url=False)[0], self.where, type(self).model_fields)
+                sentence_of(
+                    error.errors(include_url=False)[0], self.section_name, type(self).model_fields
+                )
             ) from None
 
     @field_validator("*", mode="before")
@@ -43,13 +45,13 @@ class Section(BaseModel):
         if kind in (int, float):
             if isinstance(value, bool):
                 return str(value).lower()  # true is no number
-            return _number(value, kind) if isinstance(value, str) else value
+            return parse_number(value, kind) if isinstance(value, str) else value
         if not isinstance(value, str) or get_origin(kind) not in (tuple, dict):
             return value
         if value.lstrip().startswith(_OPENING):
             return parse_yaml(value.strip().replace("(", "[").replace(")", "]"))
         words = [word for part in value.split(",") if (word := part.strip())]
-        return [_number(word, int) for word in words] if get_args(kind)[0] is int else words
+        return [parse_number(word, int) for word in words] if get_args(kind)[0] is int else words
 
     def replace(self, /, **changes: Any) -> Self:
         """A copy with other values, checked like any; a mapping sets its keys alone (of a section,
@@ -60,7 +62,7 @@ class Section(BaseModel):
                 return type(self)(**values)
             except UnusedSettingError as unused:
                 section, _, name = unused.setting.rpartition(".")
-                if section != self.where or name in changes:
+                if section != self.section_name or name in changes:
                     raise
                 del values[name]
 
@@ -85,10 +87,12 @@ class Section(BaseModel):
     def refuse_unused(self, name: str, when: str, remedy: str) -> None:
         """Refuse a field that is set and has no effect."""
         if self.is_set(name):
-            raise UnusedSettingError(f"{self.where}.{name}", when, f"remove it or use {remedy}")
+            raise UnusedSettingError(
+                f"{self.section_name}.{name}", when, f"remove it or use {remedy}"
+            )
 
 
-def _number(text: str, kind: Any) -> Any:
+def parse_number(text: str, kind: Any) -> Any:
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?)([KMBTkmbt]?)", text)
     if not match or text.isdigit():
         return text
@@ -100,7 +104,7 @@ def _number(text: str, kind: Any) -> Any:
 
 def whole_number(text: str) -> int:
     """A whole number as people write it: 300, 20B, 3.5M, 1e9."""
-    value = _number(text, int)
+    value = parse_number(text, int)
     if re.fullmatch(r"-\d+", text):
         raise ConfigError(f"{text} is below zero; give a whole number such as 300, 20B or 1e9.")
     if not str(value).isdigit():

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -14,21 +14,21 @@ from pydantic import (
 
 from foundling.config.base import Section
 from foundling.config.errors import ConfigError
-from foundling.config.mixture import WeightsBy, row_weights, shared_out
-from foundling.config.packing_spec import PARTS, Packing, PackingSpec, bucket_edges
+from foundling.config.mixture import WeightsBy, apportion, row_weights
+from foundling.config.packing_spec import PART_COUNT, PackedSize, Packing, PackingSpec, bucket_edges
 
-MOST_SEQ_LEN = 2**31 - 1
+MAX_SEQ_LEN = 2**31 - 1
 """Positions are kept in 32 bits."""
 
 
 class PhaseConfig(Section):
     """What changes from some step on; what is left out stays as it was."""
 
-    where: ClassVar[str] = "data.phases"
+    section_name: ClassVar[str] = "data.phases"
 
     at: float
     """Where it begins: a share of the steps below 1, or the number of a step above 1."""
-    seq_len: Annotated[int, Field(ge=0, le=MOST_SEQ_LEN)] = 0
+    seq_len: Annotated[int, Field(ge=0, le=MAX_SEQ_LEN)] = 0
     """Tokens of input per row from here on; 0: as before."""
     sources: dict[str, float] = Field(default={})
     """Data sets and their weights from here on; empty: as before."""
@@ -50,11 +50,15 @@ class PhaseConfig(Section):
         check_weights(self.sources, where)
         return self
 
+    def first_step(self, steps: int) -> int:
+        """The step at which it begins, of so many."""
+        return round(self.at * steps) if self.at < 1 else int(self.at)
+
 
 class DataConfig(Section):
     """What the run reads: data sets, their weights, and how documents become rows."""
 
-    where: ClassVar[str] = "data"
+    section_name: ClassVar[str] = "data"
 
     sources: dict[str, float] = Field(default={})
     """Built data sets (folders with a manifest.json) and their weights."""
@@ -99,7 +103,8 @@ class DataConfig(Section):
         if "bucket" not in (self.packing, *(phase.packing for phase in self.phases)):
             for name in ("buckets", "bucket_tokens"):
                 self.refuse_unused(name, f"with data.packing {self.packing}", "bucket")
-        if self.sources and _is_one_source(self):
+        mixtures = [self.sources, *(phase.sources for phase in self.phases if phase.sources)]
+        if all(len(sources) == 1 for sources in mixtures):
             self.refuse_unused("weights_by", "with one source", "more data sets in data.sources")
         return self
 
@@ -111,14 +116,6 @@ def check_weights(sources: dict[str, float], where: str) -> None:
             raise ConfigError(f"{where} has a source without a name; name a built data set.")
         if not 0 < weight < float("inf"):
             raise ConfigError(f"the weight of {name} in {where} must be positive (it is {weight}).")
-
-
-def _is_one_source(data: "DataConfig") -> bool:
-    return all(
-        len(sources) == 1
-        for sources in (data.sources, *(p.sources for p in data.phases))
-        if sources
-    )
 
 
 def packing_spec_of(seq_len: int, packing: Packing, data: DataConfig | None = None) -> PackingSpec:
@@ -150,26 +147,19 @@ class Phase:
     packing_spec: PackingSpec
 
 
-class HasSizes(Protocol):
-    """What a manifest says about a source."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def documents(self) -> int: ...
-
-
 def phases_of(data: DataConfig, seq_len: int, steps: int) -> tuple[Phase, ...]:
     """The phases of a run of `steps` steps; the first is what the config says without any."""
     starts = _starts(data, steps)
     stops = [*starts[1:], steps]
     return tuple(
         Phase(first_step=first, steps=stop - first, weights=weights, packing_spec=spec)
-        for first, stop, (weights, spec) in zip(starts, stops, mixes_of(data, seq_len), strict=True)
+        for first, stop, (weights, spec) in zip(
+            starts, stops, phase_mixtures(data, seq_len), strict=True
+        )
     )
 
 
-def mixes_of(data: DataConfig, seq_len: int) -> list[tuple[dict[str, float], PackingSpec]]:
+def phase_mixtures(data: DataConfig, seq_len: int) -> list[tuple[dict[str, float], PackingSpec]]:
     """Weights and packing of each phase, whatever the steps will be."""
     weights, packing = dict(data.sources), data.packing
     found = [(weights, packing_spec_of(seq_len, packing, data))]
@@ -181,12 +171,7 @@ def mixes_of(data: DataConfig, seq_len: int) -> list[tuple[dict[str, float], Pac
     return found
 
 
-def start_of(at: float, steps: int) -> int:
-    """The step at which a phase begins, from `PhaseConfig.at`."""
-    return round(at * steps) if at < 1 else int(at)
-
-
-def every_source(data: DataConfig) -> tuple[str, ...]:
+def all_sources(data: DataConfig) -> tuple[str, ...]:
     """Every data set that some phase reads, in the order in which they are first named."""
     named = [*data.sources, *(name for phase in data.phases for name in phase.sources)]
     return tuple(dict.fromkeys(named))
@@ -195,7 +180,7 @@ def every_source(data: DataConfig) -> tuple[str, ...]:
 def _starts(data: DataConfig, steps: int) -> list[int]:
     starts = [0]
     for phase in data.phases:
-        at = start_of(phase.at, steps)
+        at = phase.first_step(steps)
         if not starts[-1] < at < steps:
             raise ConfigError(
                 f"the phase of data.phases at {phase.at:g} would begin at step {at} of {steps},"
@@ -205,8 +190,8 @@ def _starts(data: DataConfig, steps: int) -> list[int]:
     return starts
 
 
-def parts_of(
-    phases: Sequence[Phase], by: WeightsBy, stored: Mapping[str, HasSizes]
+def document_parts(
+    phases: Sequence[Phase], by: WeightsBy, stored: Mapping[str, PackedSize]
 ) -> dict[tuple[str, PackingSpec], PackingSpec]:
     """Which documents each phase reads of each source: all, or a part where packings differ.
 
@@ -223,7 +208,7 @@ def parts_of(
     found = {}
     for name, specs in wanted.items():
         low = 0
-        widths = shared_out(dict(enumerate(specs.values())), PARTS - len(specs))
+        widths = apportion(dict(enumerate(specs.values())), PART_COUNT - len(specs))
         for spec, width in zip(specs, widths.values(), strict=True):
             found[name, spec] = replace(spec, part=(low, low + width + 1))  # never an empty one
             low += width + 1
@@ -231,31 +216,10 @@ def parts_of(
 
 
 def token_shares(
-    weights: Mapping[str, float], by: WeightsBy, stored: Mapping[str, HasSizes]
+    weights: Mapping[str, float], by: WeightsBy, stored: Mapping[str, PackedSize]
 ) -> dict[str, float]:
     """Shares of a step's tokens, as if every row were full."""
-    rows = {
-        name: row_weights({name: weight}, by, {name: _Full(stored[name])})[name]
-        for name, weight in weights.items()
-    }
+    full = {name: replace(stored[name], units=stored[name].tokens) for name in weights}
+    rows = row_weights(weights, by, full)
     total = sum(rows.values())
     return {name: weight / total for name, weight in rows.items()}
-
-
-@dataclass(frozen=True)
-class _Full:
-    """A source as if it were packed without padding into units of one token."""
-
-    stored: HasSizes
-
-    @property
-    def units(self) -> int:
-        return self.stored.tokens
-
-    @property
-    def tokens(self) -> int:
-        return self.stored.tokens
-
-    @property
-    def documents(self) -> int:
-        return self.stored.documents

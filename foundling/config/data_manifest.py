@@ -4,8 +4,6 @@ It lives here and not in `data` because `plan` reads it too and must not load Ar
 last, so a folder without one is a build that did not finish. A build that is followed while it goes
 on writes it after every wave of shards, with `complete` false until the end; shards are only ever
 appended.
-
-Schema 1 had no `complete`; it is read as it is, and its digest stays what it was.
 """
 
 import hashlib
@@ -81,9 +79,8 @@ class Manifest:
     @cached_property
     def digest(self) -> str:
         """Identity of the content: two manifests with one digest hold the same tokens, and runs on
-        them read them in the same order. In the terms of schema 1, so that what is noted beside the
-        content later changes neither."""
-        fields = {**asdict(self), "schema": 1}
+        them read them in the same order. What is noted beside the content changes neither."""
+        fields = {**asdict(self), "schema": 1}  # a constant, so that a newer schema keeps digests
         del fields["complete"]
         if "result" in self.recipe:
             counts = {name: self.recipe["result"].get(name) for name in ("rows", "quarantined")}
@@ -97,8 +94,6 @@ class Manifest:
     def save(self, folder: Path) -> None:
         """Write manifest.json atomically, with its digest and a checksum of all of it inside."""
         fields = asdict(self)
-        if self.schema == 1:
-            del fields["complete"]
         data = {"digest": self.digest, "seal": _hashed(fields), **fields}
         temporary = folder / (MANIFEST_NAME + ".tmp")
         with open(temporary, "w", encoding="utf-8") as file:
@@ -134,14 +129,12 @@ class Manifest:
     @classmethod
     def _from_json(cls, data: dict[str, Any], path: Path) -> "Manifest":
         stated, checksum = data.pop("digest"), data.pop("seal", None)
-        # Schema 1 had no checksum, and nothing that its digest does not cover.
-        is_old = data["schema"] == 1 and "complete" not in data
-        is_unedited = checksum == _hashed(data) if checksum else is_old
-        if data["schema"] not in (1, MANIFEST_SCHEMA):
+        if data["schema"] != MANIFEST_SCHEMA:
             raise DataError(
-                f"{path} has schema {data['schema']} and this version reads 1 to {MANIFEST_SCHEMA};"
+                f"{path} has schema {data['schema']} and this version reads {MANIFEST_SCHEMA};"
                 " build the data set again."
             )
+        is_unedited = checksum == _hashed(data)
         for split in ("train", "val"):
             data[split] = tuple(ShardInfo(**shard) for shard in data[split])
         manifest = cls(**data)

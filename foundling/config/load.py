@@ -5,6 +5,7 @@ layers, unknown names, and a config as YAML and as help.
 """
 
 import difflib
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -15,7 +16,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from foundling.config.base import Section, read_yaml
-from foundling.config.data import every_source
+from foundling.config.data import all_sources
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import ConfigError
 from foundling.config.presets import DERIVED_FROM, PRESETS, derived_rates, find_preset
@@ -50,21 +51,21 @@ def load_config(
     """The config that `target` (preset, YAML file or run directory) and flags amount to; `tell`
     gets a line for each setting that is derived from the given ones, and `shape_of` gives the
     model's fields of weights that train.start names."""
-    named, file = _layers(target)
+    preset, file = _layers(target)
     flags = unflatten(overrides or {})
     check_keys(flags)
+    is_flag = "start" in flags.get("train", {})
     # A file without a preset says its whole model, such as the one of the run to be continued.
-    asked = flags if "start" in flags.get("train", {}) else file if named else {}
-    begins = asked.get("train", {})
-    has_shape = begins.get("start") and begins.get("start_with") != "everything"
-    shape = {"model": dict(shape_of(begins["start"]))} if has_shape else {}
-    above = [file, shape, flags] if asked is flags else [shape, file, flags]
-    config = find_preset(named) or RunConfig()
-    for layer in above:
+    train = (flags if is_flag else file if preset else {}).get("train", {})
+    shape: Tree = {}
+    if train.get("start") and train.get("start_with") != "everything":
+        shape = {"model": dict(shape_of(train["start"]))}
+    config = find_preset(preset) or RunConfig()
+    for layer in (file, shape, flags) if is_flag else (shape, file, flags):
         config = config.replace(**layer)
     given = {name for layer in (file, flags) for name, _ in _flat_items(layer)}
     given |= {f"model.{name}" for name in shape.get("model", ()) if name != "vocab_size"}
-    return _derive_from_given(config, named, given, tell)
+    return _derive_from_given(config, preset, given, tell)
 
 
 def _derive_from_given(config: RunConfig, preset: str, given: set[str], tell: Tell) -> RunConfig:
@@ -88,7 +89,7 @@ def _derive_from_given(config: RunConfig, preset: str, given: set[str], tell: Te
             )
     vocab, needed = config.model.vocab_size, 0
     if vocab and "model.vocab_size" not in given:
-        folders = [Path(name) for name in every_source(config.data)]
+        folders = [Path(name) for name in all_sources(config.data)]
         built = [folder for folder in folders if (folder / "manifest.json").is_file()]
         needed = max((Manifest.load(folder).vocab_size for folder in built), default=0)
     if needed > vocab:
@@ -233,7 +234,7 @@ def _underscored(values: Any) -> Any:
     return {str(key).replace("-", "_"): value for key, value in values.items()}
 
 
-def shrink(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
+def dev_config(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
     """The same run as a rehearsal of `steps` steps, and in words what was made smaller."""
     if steps < 1:
         raise ConfigError(f"--dev {steps} is no number of steps; give at least 1.")
@@ -322,9 +323,7 @@ _COMMON = (
     *("model.ffn_dim", "parallel.shard", "parallel.recompute", "checkpoint.every"),
     *("eval.every", "eval.tasks", "log.wandb"),
 )
-"""What most people set, in the order in which they ask."""
-_SHORT = 100
-"""Characters of the help of each of them."""
+"""What most people set, in the order in which they ask; their help ends with its first clause."""
 EXAMPLES = {
     "data.sources": """'{"data/a": 2, "data/b": 1}' or one folder""",
     "data.phases": """'[{at: 0.9, seq_len: 4096, sources: {"data/a": 1}}]'""",
@@ -345,11 +344,13 @@ def settings_help(command: str, every: bool = False) -> str:
             continue
         field = fields[name]
         doc, default = _help(field), field.get_default()
-        doc = doc if every else textwrap.shorten(doc, _SHORT, placeholder=" ...")
-        choices = _choices(field.annotation)
-        text = f"{doc} {choices}{EXAMPLES.get(name, '')}".strip()
-        says_nothing = default in ("", (), {}) or isinstance(default, Section)
-        text += "" if says_nothing else f" [{default}]"
+        doc = doc.removesuffix(".") if every else re.split(r"[;.] |\.$", doc)[0]
+        notes = list(get_args(field.annotation)) if get_origin(field.annotation) is Literal else []
+        notes = [", ".join(map(str, notes))] if notes else []
+        if default not in ("", (), {}) and not isinstance(default, Section):
+            notes.append(f"default: {default}")
+        text = f"{doc} ({'; '.join(notes)})" if notes else doc
+        text += f": {EXAMPLES[name]}" if name in EXAMPLES else ""
         row = f"  --{name.replace('_', '-'):<28} {text}"
         lines += textwrap.wrap(row, WIDTH, subsequent_indent=" " * 33, break_on_hyphens=False)
     if not every:
@@ -363,10 +364,6 @@ def _described(where: str, section: type[Section]) -> Iterator[tuple[str, FieldI
         yield f"{where}{name}", field
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from _described(f"{where}{name}.", field.annotation)
-
-
-def _choices(kind: Any) -> str:
-    return f"({', '.join(get_args(kind))})" if get_origin(kind) is Literal else ""
 
 
 def _help(field: FieldInfo) -> str:

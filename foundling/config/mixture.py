@@ -29,7 +29,7 @@ def slot_counts(weights: Mapping[str, float]) -> dict[str, int]:
             f"data.sources needs at least one source, each with a positive weight"
             f" ({', '.join(bad) or 'none given'})."
         )
-    counts = shared_out(weights, SLOTS)
+    counts = apportion(weights, SLOTS)
     empty = [name for name, count in counts.items() if count == 0]
     if empty:
         raise ConfigError(
@@ -39,7 +39,7 @@ def slot_counts(weights: Mapping[str, float]) -> dict[str, int]:
     return counts
 
 
-def shared_out(weights: Mapping[Key, float], total: int) -> dict[Key, int]:
+def apportion(weights: Mapping[Key, float], total: int) -> dict[Key, int]:
     """Whole numbers in proportion to the weights that add up to `total`, by largest remainders."""
     whole = sum(weights.values())
     exact = {name: weight / whole * total for name, weight in weights.items()}
@@ -50,7 +50,7 @@ def shared_out(weights: Mapping[Key, float], total: int) -> dict[Key, int]:
     return counts
 
 
-class HasSize(Protocol):
+class EpochSize(Protocol):
     """The size of one epoch of a source in units."""
 
     @property
@@ -62,7 +62,7 @@ class HasSize(Protocol):
 
 
 def row_weights(
-    weights: Mapping[str, float], by: WeightsBy, sizes: Mapping[str, HasSize]
+    weights: Mapping[str, float], by: WeightsBy, sizes: Mapping[str, EpochSize]
 ) -> dict[str, float]:
     """Weights by tokens, documents or epochs as weights by rows (units), which the slots share out.
 

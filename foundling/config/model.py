@@ -11,18 +11,18 @@ Norm = Literal["rms", "layer", "rms-unscaled", "layer-unscaled"]
 Activation = Literal["swiglu", "relu", "relu2", "gelu"]
 VALUE_GATE_WIDTH = 12
 """Channels of a block's input that decide how much of a value embedding is added."""
-_MOST_LAYERS = 100_000
+_MAX_LAYERS = 100_000
 """Their parameters are listed one by one before anything is looked at."""
-LARGEST = 2**28
+_MAX_SIZE = 2**28
 """Of every other size: the bytes of a matrix of two such sides are still a number to torch."""
-_Size = Annotated[int, Field(gt=0, le=LARGEST)]
-_OpenSize = Annotated[int, Field(ge=0, le=LARGEST)]
+_Size = Annotated[int, Field(gt=0, le=_MAX_SIZE)]
+_SizeOrDefault = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
 
 
 class RopeScaling(Section):
     """Rotary positions stretched for longer contexts, as Llama 3.1 does."""
 
-    where: ClassVar[str] = "model.rope_scaling"
+    section_name: ClassVar[str] = "model.rope_scaling"
 
     factor: Annotated[float, Field(ge=1)] = 1.0
     """Slows the slow rotations (Llama 3.1: 8); 1 is none."""
@@ -49,7 +49,7 @@ class RopeScaling(Section):
 class InitConfig(Section):
     """Initial values of the weights; matrices have a standard deviation of 1/sqrt(fan_in)."""
 
-    where: ClassVar[str] = "model.init"
+    section_name: ClassVar[str] = "model.init"
 
     std: PositiveFloat = 0.02
     """Standard deviation of the embeddings."""
@@ -62,19 +62,19 @@ class InitConfig(Section):
 class ModelConfig(Section):
     """The shape of the transformer."""
 
-    where: ClassVar[str] = "model"
+    section_name: ClassVar[str] = "model"
 
-    vocab_size: _OpenSize = 0
+    vocab_size: _SizeOrDefault = 0
     """Rows of the embedding; 0 takes the tokenizer's size when training starts."""
     dim: _Size = 192
     """Width of the residual stream."""
-    layers: Annotated[int, Field(gt=0, le=_MOST_LAYERS)] = 6
+    layers: Annotated[int, Field(gt=0, le=_MAX_LAYERS)] = 6
     """Number of transformer blocks."""
     heads: _Size = 6
     """Query heads per block."""
-    kv_heads: _OpenSize = 0
+    kv_heads: _SizeOrDefault = 0
     """Key and value heads per block (grouped-query attention); 0 means as many as heads."""
-    head_dim: _OpenSize = 0
+    head_dim: _SizeOrDefault = 0
     """Width of a head; 0 means dim / heads."""
     ffn_dim: _Size = 512
     """Width of the feed-forward layer."""
@@ -100,7 +100,7 @@ class ModelConfig(Section):
     rope_scaling: RopeScaling = RopeScaling()
     """Rotary positions stretched for longer contexts (factor, low, high, original), as Llama 3.1's
     with factor 8."""
-    windows: tuple[_OpenSize, ...] = ()
+    windows: tuple[_SizeOrDefault, ...] = ()
     """Tokens that each layer looks back on, itself included, repeated over the depth: 512,512,512,0
     gives three of four layers a window; 0 sees all."""
     value_embeds: bool = False
@@ -121,10 +121,10 @@ class ModelConfig(Section):
     @classmethod
     def _read_positions(cls, value: Any) -> Any:
         is_whole = not isinstance(value, bool) and str(value).isdigit()
-        if value != "rotary" and not (is_whole and 0 < int(value) <= LARGEST):
+        if value != "rotary" and not (is_whole and 0 < int(value) <= _MAX_SIZE):
             raise ConfigError(
                 "model.positions must be rotary, or the rows of a learned embedding (at most"
-                f" {LARGEST:,}), not {value!r}."
+                f" {_MAX_SIZE:,}), not {value!r}."
             )
         return value
 
@@ -149,10 +149,10 @@ class ModelConfig(Section):
                 f"model.value_embeds need model.dim of {VALUE_GATE_WIDTH} or more, and it is"
                 f" {self.dim}."
             )
-        self._check_idle()
+        self._check_unused()
         return self
 
-    def _check_idle(self) -> None:
+    def _check_unused(self) -> None:
         if self.positions != "rotary":
             for name in ("rope_theta", "rope_scaling"):
                 self.refuse_unused(name, "with learned positions", "model.positions rotary")

@@ -12,24 +12,24 @@ OptimizerName = Literal["adamw", "adamw8bit", "muon"]
 LrPart = Literal["embedding", "head", "vector"]
 
 
-LEAST = 1e-30
+MIN_MOMENT = 1e-30
 """Below it, moments in 8 bits are nothing."""
-LONGEST_BLOCK, SHORTEST_BLOCK = 64, 16
+MAX_BLOCK_SIZE, MIN_BLOCK_SIZE = 64, 16
 """Numbers of a row that share a scale where moments are kept in 8 bits."""
 
 
-def block_for(columns: int) -> int:
+def moment_block_size(columns: int) -> int:
     """The longest block of a power of two that cuts a row evenly; 0 where only shorter ones than
     are worth their scale do."""
-    block = LONGEST_BLOCK
+    block = MAX_BLOCK_SIZE
     while columns % block:
         block //= 2
-    return block if block >= SHORTEST_BLOCK else 0
+    return block if block >= MIN_BLOCK_SIZE else 0
 
 
-_LEAST_EPS = 1.17e-38
+_MIN_EPS = 1.17e-38
 """What is smaller is no normal number of fp32's, and a GPU may take it for 0."""
-_ONLY = {
+_OPTIMIZER_OF_FIELD = {
     "momentum": "muon",
     "muon_scale": "muon",
     "cautious_decay": "muon",
@@ -41,10 +41,10 @@ _ONLY = {
 class OptimConfig(Section):
     """How gradients become updates."""
 
-    where: ClassVar[str] = "optim"
+    section_name: ClassVar[str] = "optim"
 
     name: OptimizerName = "adamw"
-    """adamw; adamw8bit (its moments in 8 bits: 2.1 bytes a parameter instead of 8); or muon
+    """adamw, adamw8bit (its moments in 8 bits: 2.1 bytes a parameter instead of 8) or muon
     (matrices of the blocks by orthogonalised momentum, the rest by AdamW)."""
     lr: NonNegativeFloat = 1e-3
     """Peak learning rate."""
@@ -53,7 +53,7 @@ class OptimConfig(Section):
     they differ from lr."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
     """AdamW's decays of the first and the second moment."""
-    eps: Annotated[float, Field(ge=_LEAST_EPS)] = 1e-8
+    eps: Annotated[float, Field(ge=_MIN_EPS)] = 1e-8
     """AdamW's epsilon."""
     momentum: BelowOne = 0.95
     """muon: decay of the momentum (Nesterov's)."""
@@ -81,7 +81,7 @@ class OptimConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """Refuse settings that cannot work, or that have no effect with another one."""
-        for name, wanted in _ONLY.items():
+        for name, wanted in _OPTIMIZER_OF_FIELD.items():
             if wanted != self.name:
                 self.refuse_unused(name, f"with optim.name {self.name}", f"optim.name {wanted}")
         if self.lr_of and not self.lr:

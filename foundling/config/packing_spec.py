@@ -20,9 +20,9 @@ Packing = Literal["concat", "bestfit", "bucket", "pad"]
 
 PACKING_VERSION = 1
 """Part of the name of every file about a packing: raise it when a policy packs differently."""
-PARTS = 65536
+PART_COUNT = 65536
 """Documents are dealt by hash into this many parts, for phases that must not share any."""
-WHOLE = (0, PARTS)
+ALL_PARTS = (0, PART_COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class PackingSpec:
     """bucket only: row length of each bucket, rising; the last is seq_len."""
     unit_tokens: int = 0
     """bucket only: padded tokens of a unit, at most."""
-    part: tuple[int, int] = WHOLE
+    part: tuple[int, int] = ALL_PARTS
     """Parts of the documents that are read: first, and one past the last."""
 
     @property
@@ -51,7 +51,7 @@ class PackingSpec:
         if self.packing == "bucket":
             edges = hashlib.sha256(repr(self.edges).encode()).hexdigest()[:12]
             words += [str(self.unit_tokens), edges]
-        if self.part != WHOLE:
+        if self.part != ALL_PARTS:
             words.append(f"p{self.part[0]}_{self.part[1]}")
         return "-".join(words)
 
@@ -107,7 +107,7 @@ class PackedSize:
         return (self.units, self.positions, self.tokens, self.documents, self.cuts)
 
 
-def stored_in(manifest: Manifest) -> PackedSize:
+def unpacked_size(manifest: Manifest) -> PackedSize:
     """Tokens and documents of the train split, before any packing."""
     shards = manifest.train
     return PackedSize(
@@ -125,7 +125,7 @@ def shard_key(info: ShardInfo) -> str:
     return info.sha256[:NAME_DIGITS]
 
 
-def stream_size(info: ShardInfo, seq_len: int) -> PackedSize:
+def concat_size(info: ShardInfo, seq_len: int) -> PackedSize:
     """concat of a whole shard needs no file: it is counted from the manifest alone."""
     rows = -(-info.tokens // seq_len)
     return PackedSize(rows, rows * seq_len, info.tokens, info.documents)
@@ -134,14 +134,14 @@ def stream_size(info: ShardInfo, seq_len: int) -> PackedSize:
 def packed_size(folder: Path, manifest: Manifest, spec: PackingSpec) -> tuple[PackedSize, bool]:
     """An epoch of the train split without opening a shard, and whether that is exact: it is for
     concat and for a packing that was computed before; otherwise padding is not counted."""
-    if spec.packing == "concat" and spec.part == WHOLE:
-        return total_size([stream_size(info, spec.seq_len) for info in manifest.train]), True
+    if spec.packing == "concat" and spec.part == ALL_PARTS:
+        return total_size([concat_size(info, spec.seq_len) for info in manifest.train]), True
     cache = read_size_cache(folder, spec)
     found = [cache.get(shard_key(info)) for info in manifest.train]
     known = [size for size in found if size is not None]
     if len(known) == len(found):
         return total_size(known), True
-    share = (spec.part[1] - spec.part[0]) / PARTS
+    share = (spec.part[1] - spec.part[0]) / PART_COUNT
     guesses = []
     for info in manifest.train:
         tokens, documents = round(info.tokens * share), round(info.documents * share)

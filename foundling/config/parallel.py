@@ -10,7 +10,7 @@ from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 
 
-def why_not_divisible(model: ModelConfig, degree: int) -> str:
+def tensor_parallel_problem(model: ModelConfig, degree: int) -> str:
     """Why a model cannot be split into `degree` parts, as a sentence; empty where it can.
 
     Heads, key-value heads and the feed-forward's width must divide; the vocabulary need not, its
@@ -42,15 +42,14 @@ def why_not_divisible(model: ModelConfig, degree: int) -> str:
 
 def check_tensor(model: ModelConfig, degree: int) -> None:
     """Refuse a model that cannot be split into `degree` parts."""
-    reason = why_not_divisible(model, degree)
-    if reason:
-        raise ConfigError(reason)
+    if problem := tensor_parallel_problem(model, degree):
+        raise ConfigError(problem)
 
 
 class ParallelConfig(Section):
     """How the work is laid out over processes."""
 
-    where: ClassVar[str] = "parallel"
+    section_name: ClassVar[str] = "parallel"
 
     replicate: NonNegativeInt = 0
     """Data-parallel replicas (DDP); 0 means every process of the job."""
@@ -73,7 +72,7 @@ class ParallelConfig(Section):
     recompute: str = "none"
     """Activations recomputed in the backward pass to save memory: none, every-N (every N-th block),
     all, per-op (all but matrix products and attention), ffn (the feed-forward halves), or budget-S
-    (what the compiler chooses to keep the share S; needs train.compile)."""
+    (what the compiler chooses to keep the share S, with train.compile)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -16,7 +16,7 @@ from foundling.config.parallel import ParallelConfig
 from foundling.config.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
 from foundling.config.train import TrainConfig
 
-_DIAL = re.compile(r"depth-([1-9]\d?)")
+_DEPTH_PRESET = re.compile(r"depth-([1-9]\d?)")
 
 
 def hamlet() -> RunConfig:
@@ -298,7 +298,7 @@ def derived_rates(name: str, config: RunConfig) -> dict[str, float]:
     """The rates and the decay that a depth preset has for the batch and the shape of `config`; none
     for another preset or optimizer, or while the batch is left to the number of processes."""
     batch = config.train.global_batch_tokens
-    if not _DIAL.fullmatch(name) or config.optim.name != "muon" or not 0 < batch < 2**63:
+    if not _DEPTH_PRESET.fullmatch(name) or config.optim.name != "muon" or not 0 < batch < 2**63:
         return {}
     optim = _depth_optim(config.model.layers, config.model.dim, batch)
     parts = {f"lr_of.{part}": rate for part, rate in optim.lr_of.items()}
@@ -340,5 +340,5 @@ def find_preset(name: str) -> RunConfig | None:
     """The preset of this name; depth-N exists for every N up to 99."""
     if name in PRESETS:
         return PRESETS[name]()
-    dial = _DIAL.fullmatch(name)
-    return _depth(int(dial[1])) if dial else None
+    match = _DEPTH_PRESET.fullmatch(name)
+    return _depth(int(match[1])) if match else None

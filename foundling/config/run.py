@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from foundling.config.base import Section
-from foundling.config.data import DataConfig, mixes_of
+from foundling.config.data import DataConfig, phase_mixtures
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.optim import OptimConfig
@@ -23,13 +23,13 @@ from foundling.config.parallel import (
     check_recompute,
     check_tensor,
 )
-from foundling.config.train import FLOAT8_SIDE, TrainConfig, is_in_time
+from foundling.config.train import FLOAT8_MULTIPLE, TrainConfig
 
 
 class CheckpointConfig(Section):
     """When the run is saved and what is kept."""
 
-    where: ClassVar[str] = "checkpoint"
+    section_name: ClassVar[str] = "checkpoint"
 
     every: PositiveInt = 200
     """Steps between checkpoints; the last step is always saved."""
@@ -54,7 +54,7 @@ SAMPLE_TOKENS = 48
 class EvalConfig(Section):
     """What is measured on a clock while training."""
 
-    where: ClassVar[str] = "eval"
+    section_name: ClassVar[str] = "eval"
 
     every: NonNegativeInt = 200
     """Steps between evaluations on held-out data; 0 switches them off."""
@@ -94,7 +94,7 @@ class EvalConfig(Section):
 class LogConfig(Section):
     """What is said while training."""
 
-    where: ClassVar[str] = "log"
+    section_name: ClassVar[str] = "log"
 
     every: PositiveInt = 1
     """Steps between lines on the screen; metrics.jsonl has every step."""
@@ -115,7 +115,7 @@ class LogConfig(Section):
 class GuardConfig(Section):
     """What is done when a step, a rank or the memory misbehaves."""
 
-    where: ClassVar[str] = "guard"
+    section_name: ClassVar[str] = "guard"
 
     spike_loss: NonNegativeFloat = 10.0
     """A loss this many spreads (1.48 x median absolute deviation) above the median of the last 128
@@ -159,14 +159,14 @@ class RunConfig(Section):
             )
         check_recompute(self.parallel.recompute, self.model.layers)
         check_tensor(self.model, self.parallel.tensor)
-        _check_speed(self)
+        _check_layout(self)
         return self
 
 
 def _check_rows(config: RunConfig) -> None:
     """Every phase's rows must fit the model, and its units the global batch."""
     train, longest = config.train, config.model.max_positions
-    for number, (_, spec) in enumerate(mixes_of(config.data, train.seq_len)):
+    for number, (_, spec) in enumerate(phase_mixtures(config.data, train.seq_len)):
         if longest and spec.seq_len > longest:
             said = f"a phase of data.phases has rows of {spec.seq_len} tokens"
             said = said if number else f"train.seq_len is {spec.seq_len}"
@@ -183,7 +183,7 @@ def _check_rows(config: RunConfig) -> None:
             spec.units_per_step(train.global_batch_tokens)
 
 
-def _check_speed(config: RunConfig) -> None:
+def _check_layout(config: RunConfig) -> None:
     """Refuse layouts that a kernel, a loss or torch.compile cannot run. What depends on the device
     (a missing GPU, `auto`) is refused once the device is known."""
     model, train, parallel = config.model, config.train, config.parallel
@@ -198,10 +198,10 @@ def _check_speed(config: RunConfig) -> None:
             f"parallel.recompute {parallel.recompute} has no effect while train.compile is off; use"
             " train.compile blocks, or per-op."
         )
-    if train.head_float8 and model.dim % FLOAT8_SIDE:
+    if train.head_float8 and model.dim % FLOAT8_MULTIPLE:
         raise ConfigError(
-            f"train.float8_skip without head needs model.dim to be a multiple of {FLOAT8_SIDE}, and"
-            f" it is {model.dim}; skip head."
+            "train.float8_skip without head needs model.dim to be a multiple of"
+            f" {FLOAT8_MULTIPLE}, and it is {model.dim}; skip head."
         )
     if train.float8 != "none" and (parallel.tensor > 1 or parallel.fsdp1):
         name = "parallel.tensor" if parallel.tensor > 1 else "parallel.fsdp1"
@@ -246,7 +246,7 @@ def unresolved_settings(config: RunConfig) -> list[str]:
     left = {
         "train.batch_size auto": not config.train.batch_size,
         "parallel.recompute auto": config.parallel.recompute == AUTO,
-        f"train.horizon {config.train.horizon}": is_in_time(config.train),
+        f"train.horizon {config.train.horizon}": config.train.is_timed,
     }
     return [setting for setting, is_open in left.items() if is_open]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, field_validator, model_validator
 
-from foundling.config.base import Section, _number
-from foundling.config.data import MOST_SEQ_LEN
+from foundling.config.base import Section, parse_number
+from foundling.config.data import MAX_SEQ_LEN
 from foundling.config.errors import ConfigError
 from foundling.config.parallel import AUTO
 
@@ -18,7 +18,7 @@ Attention = Literal[
 ]
 
 
-MOST_THREADS = 1024
+_MAX_THREADS = 1024
 """Of one process; with a hundred thousand, no other thread can be started."""
 
 
@@ -40,7 +40,7 @@ _HORIZON = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?(?:[KMBT]|[kmbt](?= |$
 class KernelsConfig(Section):
     """How a step's parts are computed. What was measured at a run's start is recorded here."""
 
-    where: ClassVar[str] = "train.kernels"
+    section_name: ClassVar[str] = "train.kernels"
 
     attention: Attention = "auto"
     """Of plain causal layers; auto launches the kernels there are and takes the fastest."""
@@ -58,7 +58,7 @@ class KernelsConfig(Section):
 class TrainConfig(Section):
     """How long, how much at a time, and on what."""
 
-    where: ClassVar[str] = "train"
+    section_name: ClassVar[str] = "train"
 
     start: str = ""
     """Run, checkpoint or model from elsewhere that this run starts from; empty: fresh weights."""
@@ -70,7 +70,7 @@ class TrainConfig(Section):
     8 hours or 40 dollars (on the hardware that --gpu names), or a number of steps."""
     param_count: ParamCount = "no-input-embedding"
     """Which count of parameters a horizon in tokens/param or flops uses."""
-    seq_len: Annotated[int, Field(gt=0, le=MOST_SEQ_LEN)] = 256
+    seq_len: Annotated[int, Field(gt=0, le=MAX_SEQ_LEN)] = 256
     """Tokens of input per row."""
     batch_size: NonNegativeInt = 8
     """Rows per process per micro-step; auto (0) takes the fastest that fits the planned GPU."""
@@ -102,7 +102,7 @@ class TrainConfig(Section):
     """Refuse kernels whose result may differ between two identical runs (CUDA)."""
     z_loss: NonNegativeFloat = 0.0
     """Weight of log(sum(exp(logits)))^2 in the loss, which keeps logits from drifting; 0: none."""
-    threads: Annotated[int, Field(ge=0, le=MOST_THREADS)] = 0
+    threads: Annotated[int, Field(ge=0, le=_MAX_THREADS)] = 0
     """CPU threads for torch; 0 means one per core."""
     stop_after: NonNegativeFloat = 0.0
     """Seconds after which the run saves and ends with exit code 75, to be started again; 0: never.
@@ -114,7 +114,7 @@ class TrainConfig(Section):
         """As it is kept: a number and its unit."""
         match = _HORIZON.fullmatch(" ".join(str(value).split()))
         unit = next((u for u in _UNITS if match and match[2] in _UNITS[u]), "")
-        number = float(_number(match[1], float)) if match and unit else math.nan
+        number = float(parse_number(match[1], float)) if match and unit else math.nan
         if value == "" or number == 0:
             return ""
         if not math.isfinite(number) or (unit in _WHOLE and not number.is_integer()):
@@ -156,7 +156,12 @@ class TrainConfig(Section):
     def horizon_in(self, unit: HorizonUnit) -> float:
         """The number of the horizon where it is in this unit, else 0."""
         number, _, own = self.horizon.partition(" ")
-        return float(_number(number, float)) if own == unit else 0.0
+        return float(parse_number(number, float)) if own == unit else 0.0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the horizon is hours or dollars, which only hardware turns into steps."""
+        return bool(self.horizon_in("hours") or self.horizon_in("dollars"))
 
     @property
     def is_branch(self) -> bool:
@@ -169,7 +174,7 @@ class TrainConfig(Section):
         return self.compile in ("blocks", "model", "graphs")
 
 
-FLOAT8_SIDE = 16
+FLOAT8_MULTIPLE = 16
 """Of a product, a multiple of which the hardware takes."""
 
 
@@ -179,8 +184,3 @@ def _short(number: float) -> str:
         if number >= size and number % (size // 100) == 0:
             return f"{number / size:.6g}{suffix}"
     return str(int(number) if number.is_integer() else number)
-
-
-def is_in_time(train: TrainConfig) -> bool:
-    """Whether the horizon is hours or dollars, which only hardware turns into steps."""
-    return bool(train.horizon_in("hours") or train.horizon_in("dollars"))

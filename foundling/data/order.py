@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from foundling.config.data import DataConfig, Phase, parts_of, phases_of
+from foundling.config.data import DataConfig, Phase, document_parts, phases_of
 from foundling.config.errors import DataError
 from foundling.config.mixture import row_weights
-from foundling.config.packing_spec import PARTS, WHOLE, PackingSpec
+from foundling.config.packing_spec import ALL_PARTS, PART_COUNT, PackingSpec
 from foundling.data.dataset import DataSet
 from foundling.data.segments import Segment, Span
 from foundling.data.source_cursor import (
@@ -132,7 +132,7 @@ class Order:
         for name, read in self._read(self._number(samples - 1), samples).items():
             for track, units in read:
                 low, high = track.packing_spec.part
-                total[name] += units / track.size * (high - low) / PARTS
+                total[name] += units / track.size * (high - low) / PART_COUNT
         return total
 
     def _read(self, number: int, stop: int) -> Read:
@@ -295,11 +295,13 @@ def _parts(
 ) -> dict[tuple[str, PackingSpec], PackingSpec]:
     """A fresh run divides documents over the packings that its phases need. Later on a packing
     keeps its part, and a new one reads all, which starts the source's next epoch."""
-    wanted = parts_of(phases, data.weights_by, {name: d.stored for name, d in sources.items()})
+    wanted = document_parts(
+        phases, data.weights_by, {name: d.stored for name, d in sources.items()}
+    )
     if not saved:
         return wanted
     dealt = {
-        (name, replace(s.packing_spec(name), part=WHOLE)): s.packing_spec(name)
+        (name, replace(s.packing_spec(name), part=ALL_PARTS)): s.packing_spec(name)
         for s in saved
         for name in s.weights
     }

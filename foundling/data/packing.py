@@ -27,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foundling.config.errors import DataError
-from foundling.config.packing_spec import PARTS, WHOLE, PackedSize, PackingSpec
+from foundling.config.packing_spec import ALL_PARTS, PART_COUNT, PackedSize, PackingSpec
 from foundling.data.permutation import scattered
 from foundling.data.shard import Shard, numbers, ragged, read_arrow, write_arrow
 
@@ -143,7 +143,7 @@ def pack(offsets: Numbers, spec: PackingSpec, chosen: NDArray[np.bool_] | None =
 
 def is_stream(spec: PackingSpec) -> bool:
     """Whether units are slices of the stored tokens, which needs no plan."""
-    return spec.packing == "concat" and spec.part == WHOLE
+    return spec.packing == "concat" and spec.part == ALL_PARTS
 
 
 def pack_pieces(
@@ -292,9 +292,9 @@ def chosen(sha256: str, documents: int, spec: PackingSpec) -> NDArray[np.bool_] 
     The hash is of the shard's checksum and the document's place in it, so a document stays in its
     part however the data set grows, and nothing has to be read.
     """
-    if spec.part == WHOLE:
+    if spec.part == ALL_PARTS:
         return None
-    bits = PARTS.bit_length() - 1
+    bits = PART_COUNT.bit_length() - 1
     part = scattered(np.arange(documents), f"part of {sha256}") >> np.uint64(64 - bits)
     return (part >= spec.part[0]) & (part < spec.part[1])
 

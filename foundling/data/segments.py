@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from foundling.config.packing_spec import WHOLE, Packing, PackingSpec
+from foundling.config.packing_spec import ALL_PARTS, Packing, PackingSpec
 
 # A segment: what is mixed and how it is packed, from one step on. Plain JSON in a checkpoint.
 #
@@ -51,7 +51,7 @@ class Segment:
             packing=self.packing,
             edges=self.buckets,
             unit_tokens=self.bucket_tokens,
-            part=self.slices.get(name, WHOLE),
+            part=self.slices.get(name, ALL_PARTS),
         )
 
     def to_json(self) -> dict[str, Any]:

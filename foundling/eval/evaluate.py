@@ -15,7 +15,7 @@ from foundling.checkpoint.paths import checkpoint_root_of
 from foundling.config.data import DataConfig, token_shares
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import CheckpointError, DataError
-from foundling.config.packing_spec import stored_in
+from foundling.config.packing_spec import unpacked_size
 from foundling.data.dataset import DataSet, held_out
 from foundling.eval.bits_per_byte import BpbScore, headline, held_out_bpb, kinds_of
 from foundling.eval.contamination import read_contaminated
@@ -165,7 +165,7 @@ def find_material(bundle: Bundle, data_path: str | None = None) -> Material:
                 lost.append(path)
         weights = {p: w for p, w in data.sources.items() if p in manifests}
         if text := {p: w for p, w in weights.items() if manifests[p].kind == "text"}:
-            stored = {path: stored_in(manifests[path]) for path in text}
+            stored = {path: unpacked_size(manifests[path]) for path in text}
             shares = token_shares(text, data.weights_by, stored)
             break
     villages = [seed for m in manifests.values() if (seed := village_of(m)) is not None]

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from foundling.launch.environment import COMMAND, NODE, LaunchEnvironment, host
-from foundling.launch.logs import roll
+from foundling.launch.logs import ranks_file, wait_until
 from foundling.runtime.exits import GOOD, OUTCOMES, Exit, RankOutcome, read_outcomes, verdict
 from foundling.runtime.files import DISK_FULL, full_disk_sentence
 from foundling.runtime.lock import TOKEN
@@ -26,7 +26,7 @@ from foundling.runtime.processes import EARLY
 
 LINGER_S = 15.0
 """How long the rest of a job may go on after a rank has said that no other try would help."""
-LOOK_S = 0.5
+POLL_S = 0.5
 ROOM = 1 << 14
 """Bytes that a try needs at least, for its logs."""
 FAILED = "failed"
@@ -88,7 +88,7 @@ class Attempt:
         """Process numbers of this machine's ranks, as they have left them so far."""
         found = {}
         with contextlib.suppress(OSError):
-            for line in roll(self.folder, self.place.node).read_text().splitlines():
+            for line in ranks_file(self.folder, self.place.node).read_text().splitlines():
                 words = line.split()
                 if len(words) == 3:
                     found[int(words[0])] = int(words[1])
@@ -117,7 +117,13 @@ def run_attempt(attempt: Attempt, asked: LauncherSignal) -> RankOutcome:
     """Start this machine's ranks, see them to their end, and say how the try ended."""
     with open(attempt.agent_log, "ab") as log:
         agent = subprocess.Popen(
-            [sys.executable, "-m", "foundling.launch.agent", str(os.getpid()), *_words(attempt)],
+            [
+                sys.executable,
+                "-m",
+                "foundling.launch.agent",
+                str(os.getpid()),
+                *_torchrun_arguments(attempt),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -127,15 +133,15 @@ def run_attempt(attempt: Attempt, asked: LauncherSignal) -> RankOutcome:
     watch = _Watch(attempt, agent, asked)
     try:
         while agent.poll() is None:
-            _look(watch)
+            _poll(watch)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(LOOK_S)
+                agent.wait(POLL_S)
     finally:
         _kill(watch)
     return _outcome(watch)
 
 
-def _words(attempt: Attempt) -> list[str]:
+def _torchrun_arguments(attempt: Attempt) -> list[str]:
     """torchrun's arguments. It never restarts anything: the launcher does, with a fresh store."""
     words = ["--nproc-per-node", str(attempt.processes), "--max-restarts", "0"]
     place = attempt.place
@@ -166,7 +172,7 @@ def _environment(attempt: Attempt) -> dict[str, str]:
     return {"OMP_NUM_THREADS": threads, **os.environ, **ours}
 
 
-def _look(watch: _Watch) -> None:
+def _poll(watch: _Watch) -> None:
     """One look at the try: pass signals on, and end what would not end by itself."""
     now, attempt, asked = time.monotonic(), watch.attempt, watch.asked
     if asked.signal:
@@ -195,11 +201,8 @@ def _look(watch: _Watch) -> None:
 def _local_ranks(watch: _Watch) -> set[int]:
     """Process numbers of this machine's ranks, as they left them; a number that torchrun does not
     own id is another process's by now, or another machine's."""
-    found = set()
-    for pid in watch.attempt.ranks().values():
-        if _parent_of(pid) == watch.agent.pid:
-            found.add(pid)
-    return found
+    pids = watch.attempt.ranks().values()
+    return {pid for pid in pids if _parent_of(pid) == watch.agent.pid}
 
 
 def _parent_of(pid: int) -> int | None:
@@ -219,9 +222,7 @@ def _kill(watch: _Watch) -> None:
     if watch.agent.poll() is None:
         watch.agent.kill()
         watch.agent.wait()
-    last = time.monotonic() + LINGER_S
-    while time.monotonic() < last and any(_parent_of(pid) is not None for pid in ranks):
-        time.sleep(0.02)
+    wait_until(lambda: all(_parent_of(pid) is None for pid in ranks), LINGER_S, 0.02)
 
 
 def _outcome(watch: _Watch) -> RankOutcome:
@@ -234,8 +235,11 @@ def _outcome(watch: _Watch) -> RankOutcome:
         return _here(code, f"stopped by {by} {EARLY}")
     if (said is None or said.code not in GOOD) and (full := _no_room(attempt.folder)):
         return _here(Exit.UNSAVED, full)  # some could leave no word, others lost those
-    if not watch.was_killed and (killed := _killed_rank(attempt)):
-        return _here(Exit.CRASH, killed)  # the others have only noticed that it was gone
+    if not watch.was_killed and (killed := killed_rank(attempt)):
+        name, rank, pid = killed  # the others have only noticed that it was gone
+        return _here(
+            Exit.CRASH, f"local rank {rank} (process {pid}) on {host()} was killed by {name}"
+        )
     if said is not None and not watch.was_killed:
         return said
     if watch.was_killed and asked.times > 1 and asked.signal == signal.SIGINT:
@@ -279,27 +283,12 @@ def _here(code: Exit, sentence: str) -> RankOutcome:
     return RankOutcome(rank=-1, code=code, sentence=sentence, host=host(), pid=os.getpid())
 
 
-def killed_by(attempt: Attempt) -> str:
-    """The signal that torchrun found a rank of this machine killed by; empty if none was."""
-    found = _killed(_log(attempt))
-    return signal.Signals(-found[0]).name if found else ""
-
-
-def _killed_rank(attempt: Attempt) -> str:
-    """The rank that torchrun found killed, and by what; empty if none was."""
-    found = _killed(_log(attempt))
-    if not found:
-        return ""
-    code, rank, pid = found
-    name = signal.Signals(-code).name
-    return f"local rank {rank} (process {pid}) on {host()} was killed by {name}"
-
-
-def _killed(log: str) -> tuple[int, int, int] | None:
-    """Code, local rank and process of a rank that was killed, by torchrun's log."""
-    for code, rank, pid in _found_ended(log):
+def killed_rank(attempt: Attempt) -> tuple[str, int, int] | None:
+    """Signal, local rank and process of a rank of this machine that was killed, by torchrun's log;
+    torchrun itself ends the others by SIGTERM."""
+    for code, rank, pid in _found_ended(_log(attempt)):
         if code < 0 and code != -signal.SIGTERM:
-            return code, rank, pid
+            return signal.Signals(-code).name, rank, pid
     return None
 
 
@@ -307,18 +296,13 @@ def _found_ended(log: str) -> list[tuple[int, int, int]]:
     """Code, local rank and process of the ranks that ended by themselves, by torchrun's log. It
     calls the first that it looked at the first failure, which on a busy machine is often one that
     fell later."""
-    first = [(int(found[1]), int(found[2]), int(found[3])) for found in _FIRST.finditer(log)][:1]
     ends = [
-        (datetime.fromisoformat(when.replace("_", "T")), int(code), int(rank), int(pid))
+        (datetime.fromisoformat(when.replace("_", "T")).timestamp(), int(code), int(rank), int(pid))
         for when, rank, code, pid in _LISTED.findall(log)
     ]
-    began = min((when for when, *_ in ends), default=None)
-    own = [
-        (code, rank, pid)
-        for when, code, rank, pid in ends
-        if began is not None and (when - began).total_seconds() < TOGETHER_S
-    ]
-    return first + own
+    last = min((when for when, *_ in ends), default=0.0) + TOGETHER_S
+    first = [(int(code), int(rank), int(pid)) for code, rank, pid in _FIRST.findall(log)[:1]]
+    return first + [(code, rank, pid) for when, code, rank, pid in ends if when < last]
 
 
 def _last_line(attempt: Attempt) -> str:

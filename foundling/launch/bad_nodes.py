@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from foundling.launch.attempt import Attempt, killed_by
+from foundling.launch.attempt import Attempt, killed_rank
 from foundling.launch.environment import host, node_name
 from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
 
@@ -98,20 +98,20 @@ _NCCL = re.compile(r"NCCL error|ncclSystemError|ncclInternalError|ncclUnhandledC
 _CULPRIT = re.compile(r"the culprit is ranks? ([\d, ]+)")
 
 
-def look_at_own(run: Path, attempt: Attempt) -> None:
+def note_own_failures(run: Path, attempt: Attempt) -> None:
     """Every node, after a try that failed: write down what only this machine can have done."""
-    name = killed_by(attempt)
-    if name in _SILENT:
-        strike(run, node_name(), f"a rank was killed by {name}")
+    killed = killed_rank(attempt)
+    if killed and killed[0] in _SILENT:
+        count_failure(run, node_name(), f"a rank was killed by {killed[0]}")
         return
     own = attempt.ranks()
     for said in attempt.said().values():
         if said.rank in own and _is_gpu_error(said):
-            strike(run, node_name(), said.sentence)
+            count_failure(run, node_name(), said.sentence)
             return
 
 
-def look_at_all(run: Path, attempt: Attempt, end: RankOutcome) -> None:
+def note_named_node(run: Path, attempt: Attempt, end: RankOutcome) -> None:
     """The first node, after a try that failed: what the job's verdict says about one machine."""
     named = _CULPRIT.search(end.sentence) if end.code == Exit.WATCHDOG else None
     if named:
@@ -120,7 +120,7 @@ def look_at_all(run: Path, attempt: Attempt, end: RankOutcome) -> None:
             note_bad_node(run, end.sentence, nodes.pop())
     elif end.code == Exit.CRASH and _NCCL.search(end.sentence) and not _is_gpu_error(end):
         for node in _nodes_of(attempt, [end.rank]):
-            strike(run, node, end.sentence)
+            count_failure(run, node, end.sentence)
 
 
 def lost_node(run: Path, known: Iterable[str]) -> str:
@@ -129,7 +129,7 @@ def lost_node(run: Path, known: Iterable[str]) -> str:
     return f"{', '.join(new)} failed and is left out of the next life of the job" if new else ""
 
 
-def strike(run: Path, node: str, why: str) -> None:
+def count_failure(run: Path, node: str, why: str) -> None:
     """Count a death against a machine; the second one puts it among the bad."""
     path = run / "logs" / STRIKES
     path.parent.mkdir(parents=True, exist_ok=True)

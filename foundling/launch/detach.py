@@ -11,12 +11,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from foundling.config.errors import RunError
 from foundling.launch.launcher import LaunchSpec, clear_unbegun, newest_step
-from foundling.launch.logs import growing, last_end, launcher_log, newest_log, require_log, tail
+from foundling.launch.logs import (
+    appended_text,
+    last_end,
+    launcher_log,
+    newest_log,
+    require_log,
+    tail,
+    wait_until,
+)
 from foundling.runtime.console import say
 from foundling.runtime.exits import GOOD, EndOfRun, Exit
 from foundling.runtime.files import write_text_atomic
@@ -39,9 +46,7 @@ def detach_train(job: LaunchSpec) -> None:
     log, events = launcher_log(run), RunDir(run).events_path
     start, before = _size(log), _size(events)
     child = _spawn(words, log)
-    last = time.monotonic() + STARTING_S
-    while time.monotonic() < last and _size(events) == before and child.poll() is None:
-        time.sleep(0.05)
+    wait_until(lambda: _size(events) != before or child.poll() is not None, STARTING_S)
     if child.poll() is not None and child.returncode != 0:
         said = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
         sentence = said[-1].removeprefix("foundling: ") if said else "it said nothing"
@@ -88,7 +93,7 @@ def follow_log(run: Path, rank: int = 0) -> None:
     try:
         if path is not None:
             _show(tail(path))
-        for text in growing(lambda: newest_log(run, rank), lambda: not is_locked(run)):
+        for text in appended_text(lambda: newest_log(run, rank), lambda: not is_locked(run)):
             _show(text)
     except KeyboardInterrupt:
         say(f"\nleft; {run} goes on")
@@ -113,12 +118,9 @@ def stop(run: Path, wait_s: float, kill: bool) -> str:
         return f"{run} is not running: {state_of(run)}"
     before = newest_step(run)
     if holder.job:
-        stay_away(run, holder.job).touch()
+        no_requeue_file(run, holder.job).touch()
     _signal(run, holder, signal.SIGTERM)
-    last = time.monotonic() + wait_s
-    while is_locked(run) and time.monotonic() < last:
-        time.sleep(0.1)
-    if not is_locked(run):
+    if wait_until(lambda: not is_locked(run), wait_s):
         return state_of(run)
     if not kill:
         raise EndOfRun(
@@ -127,12 +129,11 @@ def stop(run: Path, wait_s: float, kill: bool) -> str:
             " --kill to end it without a save",
         )
     _signal(run, holder, signal.SIGKILL)
-    while is_locked(run) and time.monotonic() < last + 30:
-        time.sleep(0.1)
+    wait_until(lambda: not is_locked(run), 30)
     return f"{run} was killed; its last checkpoint is of step {max(before, newest_step(run))}"
 
 
-def stay_away(run: Path, job: str) -> Path:
+def no_requeue_file(run: Path, job: str) -> Path:
     """The file that keeps a SLURM job from requeueing itself once it has saved."""
     return run / "logs" / f"stopped-{job}"
 

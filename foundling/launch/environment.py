@@ -49,7 +49,7 @@ class LaunchEnvironment:
         return self.node == 0
 
 
-def surroundings(
+def detect_environment(
     nproc: int | None = None, env: Mapping[str, str] = os.environ
 ) -> LaunchEnvironment:
     """Who started us. Under srun with one task a node, --nproc (or several GPUs that the task sees)
@@ -96,7 +96,7 @@ def join_slurm(place: LaunchEnvironment, env: MutableMapping[str, str] = os.envi
 def processes_here(config: RunConfig, nproc: int | None) -> int:
     """Processes that this machine should run: one a GPU, or what was asked for."""
     if nproc is not None:
-        refuse_crowd(nproc, uses_gpus=config.train.device in ("auto", "cuda"))
+        check_nproc(nproc, uses_gpus=config.train.device in ("auto", "cuda"))
         return nproc
     if config.train.device in ("cpu", "mps"):
         return 1
@@ -107,7 +107,7 @@ def processes_here(config: RunConfig, nproc: int | None) -> int:
     return min(wanted, gpus) if wanted else gpus
 
 
-def refuse_crowd(nproc: int, *, uses_gpus: bool, remedy: str = "--train.device cpu") -> None:
+def check_nproc(nproc: int, *, uses_gpus: bool, remedy: str = "--train.device cpu") -> None:
     """Refuse more processes than there are GPUs (the others would find none and crash, try after
     try), and on a CPU so many that the machine would stand still before one could be refused."""
     gpus = visible_gpus() if uses_gpus else 0

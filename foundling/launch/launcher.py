@@ -25,10 +25,10 @@ from typing import TextIO
 
 from foundling.config.errors import RunError, UserError
 from foundling.config.run import RunConfig
-from foundling.launch.attempt import LOOK_S, Attempt, LauncherSignal, run_attempt
-from foundling.launch.bad_nodes import look_at_all, look_at_own, lost_node, read_bad_nodes
-from foundling.launch.environment import LaunchEnvironment, host, slurm_name
-from foundling.launch.logs import Echo, log_name, new_launch, note_end
+from foundling.launch.attempt import POLL_S, Attempt, LauncherSignal, run_attempt
+from foundling.launch.bad_nodes import lost_node, note_named_node, note_own_failures, read_bad_nodes
+from foundling.launch.environment import LaunchEnvironment, slurm_name
+from foundling.launch.logs import Echo, log_name, new_launch, note_end, wait_until
 from foundling.plan.resolve import problems
 from foundling.runtime.console import say
 from foundling.runtime.exits import (
@@ -62,7 +62,7 @@ def fingerprint_of(folder: Path) -> str:
     return Tokenizer.load(folder).fingerprint
 
 
-def refuse_held(run: Path) -> None:
+def refuse_locked(run: Path) -> None:
     """Refuse a run that another process holds."""
     if is_locked(run):
         raise RunError(
@@ -72,7 +72,7 @@ def refuse_held(run: Path) -> None:
 
 
 @contextmanager
-def leaving_nothing(run: Path) -> Iterator[None]:
+def removed_if_unbegun(run: Path) -> Iterator[None]:
     """Remove the folder of a run that was refused or stopped before it began, if it was made here:
     it would only be in the way of the next command."""
     was_there = run.exists()
@@ -131,23 +131,17 @@ def launch(job: LaunchSpec) -> None:
     asked = LauncherSignal()
     with contextlib.ExitStack() as stack:
         if job.place.nodes == 1:  # other nodes may still be reading what would be removed
-            stack.enter_context(leaving_nothing(job.run))
+            stack.enter_context(removed_if_unbegun(job.run))
         stack.enter_context(_handlers(asked, is_alone=job.place.kind == "alone"))
         if job.place.is_head:
             stack.enter_context(RunLock(job.run, token))
-        about = {
-            "host": host(),
-            "pid": os.getpid(),
-            "processes": job.processes,
-            "nodes": job.place.nodes,
-            "command": list(job.command),
-        }
-        folder = job.run / "logs" / name
+        folder, command = job.run / "logs" / name, list(job.command)
         if job.settings:
             job = replace(job, command=(*job.command, str(folder / "config.yaml")))
         if job.place.is_head:
             write_text_atomic(folder / "config.yaml", job.settings)
-            new_launch(job.run, name, about)
+            counts = {"processes": job.processes, "nodes": job.place.nodes}
+            new_launch(job.run, name, {**counts, "command": command})
         _wait_for(folder)
         end = _tries(job, folder, token, asked)
         if job.place.is_head:
@@ -177,7 +171,7 @@ def _tries(job: LaunchSpec, folder: Path, token: str, asked: LauncherSignal) -> 
                 stack.enter_context(Echo(attempt.folder / log_name(0)))
             end = run_attempt(attempt, asked)
         if job.place.nodes > 1 and not asked.signal and end.code not in GOOD:
-            look_at_own(job.run, attempt)
+            note_own_failures(job.run, attempt)
         if job.place.is_head:
             end = _agreed(attempt, end) if job.place.nodes > 1 else end
             end = _without_bad_nodes(job, attempt, end, known)
@@ -202,7 +196,7 @@ def _without_bad_nodes(
     goes on without it."""
     if job.place.nodes == 1 or end.is_final:
         return end
-    look_at_all(job.run, attempt, end)
+    note_named_node(job.run, attempt, end)
     lost = lost_node(job.run, known)
     return replace(end, rank=-1, code=Exit.NODE, sentence=lost) if lost else end
 
@@ -219,11 +213,9 @@ def _first_node_says(attempt: Attempt, end: RankOutcome) -> tuple[RankOutcome, b
     alone; without one there is no node to try with."""
     if end.code not in GOOD:
         attempt.mark_failed()
-    note, last = attempt.folder / "over.json", time.monotonic() + 2 * SETTLE_S
-    while not note.is_file():
-        if time.monotonic() > last:
-            return end, True
-        time.sleep(LOOK_S)
+    note = attempt.folder / "over.json"
+    if not wait_until(note.is_file, 2 * SETTLE_S, POLL_S):
+        return end, True
     said = json.loads(note.read_text())
     return RankOutcome(**said["end"]), bool(said["is_over"])
 
@@ -239,7 +231,7 @@ def _agreed(attempt: Attempt, end: RankOutcome) -> RankOutcome:
             return said
         if attempt.has_failed:
             return end if end.code not in GOOD else replace(end, code=Exit.CRASH)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return replace(end, code=Exit.CRASH, sentence="rank 0 has not said how it ended")
 
 
@@ -277,15 +269,12 @@ def _sentence(end: RankOutcome) -> str:
 
 def _wait_for(folder: Path, limit_s: float = 120.0) -> None:
     """A node that is not the first waits until the first one holds the run."""
-    last = time.monotonic() + limit_s
-    while not (folder / "launch.json").is_file():
-        if time.monotonic() > last:
-            raise EndOfRun(
-                Exit.NODE,
-                f"{folder} was not made by the first node within {limit_s:g} s; every node must"
-                " see the run directory",
-            )
-        time.sleep(0.2)
+    if not wait_until((folder / "launch.json").is_file, limit_s):
+        raise EndOfRun(
+            Exit.NODE,
+            f"{folder} was not made by the first node within {limit_s:g} s; every node must see the"
+            " run directory",
+        )
 
 
 @contextlib.contextmanager
@@ -308,7 +297,7 @@ def _handlers(asked: LauncherSignal, *, is_alone: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def here(run: Path, *, stop_after: float = 0, margin: float = 120) -> Iterator[None]:
+def in_this_process(run: Path, *, stop_after: float = 0, margin: float = 120) -> Iterator[None]:
     """Train in this process: listen to signals, and leave the output under the run too.
 
     Our own ranks' output is kept already.
@@ -316,7 +305,7 @@ def here(run: Path, *, stop_after: float = 0, margin: float = 120) -> Iterator[N
     was_there = run.exists()
 
     def leave() -> None:
-        """As `RunLock` and `leaving_nothing` do, for a start that is stopped in its set-up."""
+        """As `RunLock` and `removed_if_unbegun` do, for a start that is stopped in its set-up."""
         is_held = release_lock(run)
         if not was_there and "RANK" not in os.environ:
             clear_unbegun(run, is_held=is_held)
@@ -324,13 +313,13 @@ def here(run: Path, *, stop_after: float = 0, margin: float = 120) -> Iterator[N
     with handle_signals(stop_after, margin, leave), contextlib.ExitStack() as stack:
         log = None
         if OUTCOMES not in os.environ:
-            log = stack.enter_context(contextlib.closing(_Kept(run)))
+            log = stack.enter_context(contextlib.closing(_ProcessLog(run)))
         stack.enter_context(contextlib.redirect_stdout(Tee(sys.stdout, log)))
         stack.enter_context(contextlib.redirect_stderr(Tee(sys.stderr, log)))
         yield
 
 
-class _Kept:
+class _ProcessLog:
     """The log of a process that no launcher of ours has started: alone, or a rank of another's.
     Opened with the first line, because a refused command leaves no files."""
 
@@ -351,10 +340,9 @@ class _Kept:
         env, rank = os.environ, int(os.environ.get("RANK", "0"))
         alone = time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid())
         name = slurm_name() if "SLURM_STEP_ID" in env else env.get("TORCHELASTIC_RUN_ID", alone)
-        about = {"host": host(), "pid": os.getpid(), "processes": int(env.get("WORLD_SIZE", "1"))}
         folder = self._run / "logs" / name
         if rank == 0:
-            new_launch(self._run, name, about)
+            new_launch(self._run, name, {"processes": int(env.get("WORLD_SIZE", "1"))})
         (folder / "try-0").mkdir(parents=True, exist_ok=True)
         return open(folder / "try-0" / log_name(rank), "a", encoding="utf-8")
 
@@ -368,7 +356,7 @@ class Tee(io.TextIOBase):
     """A stream that may also be kept, and that cannot end a run: not when the reader (head, a
     closed window) has gone, and not when the disk of its log is full."""
 
-    def __init__(self, shown: TextIO, kept: _Kept | None) -> None:
+    def __init__(self, shown: TextIO, kept: _ProcessLog | None) -> None:
         self._shown, self._kept = shown, kept
 
     def write(self, text: str) -> int:

@@ -10,6 +10,8 @@ RUN/logs/launcher.log               what a detached launcher wrote
 
 import contextlib
 import json
+import os
+import socket
 import sys
 import threading
 import time
@@ -25,6 +27,16 @@ TAIL_BYTES = 8192
 """How much of the past `runs logs` shows first."""
 
 
+def wait_until(is_done: Callable[[], bool], limit_s: float, poll_s: float = POLL_S) -> bool:
+    """Wait for something; whether it came true within so many seconds."""
+    last = time.monotonic() + limit_s
+    while not is_done():
+        if time.monotonic() > last:
+            return False
+        time.sleep(poll_s)
+    return True
+
+
 def log_name(rank: int) -> str:
     """The file of a rank's output."""
     return f"rank-{rank:05d}.log"
@@ -35,7 +47,7 @@ def pid_name(rank: int) -> str:
     return f"rank-{rank:05d}.pid"
 
 
-def roll(folder: Path, node: int) -> Path:
+def ranks_file(folder: Path, node: int) -> Path:
     """The file in which the ranks of a node write themselves down: rank, process and machine. So a
     launcher finds its own without listing those of all the others."""
     return folder / f"node-{node:05d}.ranks"
@@ -50,7 +62,8 @@ def new_launch(run: Path, name: str, about: dict[str, Any]) -> Path:
     """A folder for one launch; `name` is given where several nodes must agree on it."""
     folder = run / "logs" / name
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"started": time.time(), **about}, indent=2)
+    who = {"host": socket.gethostname(), "pid": os.getpid()}
+    text = json.dumps({"started": time.time(), **who, **about}, indent=2)
     write_text_atomic(folder / "launch.json", text + "\n")
     return folder
 
@@ -118,7 +131,7 @@ def tail(path: Path, size: int = TAIL_BYTES) -> bytes:
     return text if length <= size else text.partition(b"\n")[2]
 
 
-def growing(where: Callable[[], Path | None], is_over: Callable[[], bool]) -> Iterator[bytes]:
+def appended_text(where: Callable[[], Path | None], is_over: Callable[[], bool]) -> Iterator[bytes]:
     """What is added to a file from now on, and to the one that follows it when a job is started
     again, until `is_over` and nothing is left."""
     path, offset = where(), 0
@@ -152,7 +165,7 @@ class Echo:
         shown = lambda: self._path if self._path.is_file() else None  # noqa: E731
         # The pipe may be closed: the file has the output all the same.
         with contextlib.suppress(OSError, ValueError):
-            for text in growing(shown, self._over.is_set):
+            for text in appended_text(shown, self._over.is_set):
                 self._out.write(text)
                 self._out.flush()
 

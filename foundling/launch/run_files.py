@@ -7,24 +7,23 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from foundling.config.errors import CheckpointError, ConfigError, RunError
 from foundling.runtime.console import say, warn
-from foundling.runtime.files import fsync_dir, sha256_file, write_text_atomic
+from foundling.runtime.files import fsync_dir, write_text_atomic
 from foundling.runtime.lock import is_locked, read_holder
 from foundling.runtime.run_dir import RunDir
 
 # Copying a run to or from another machine, so that it can be broken off and checked at the end.
 #
 # rsync does it, and goes on where it was broken off. A checkpoint's manifest comes after its files,
-# so that a folder that has one is complete, and at the end every file of every checkpoint is
-# compared with its manifest on the side that received it. Rejected: scp, which verifies nothing.
+# so that a folder that has one is complete. At the end the checkpoints on this machine are compared
+# with their manifests, and after a push rsync compares both sides byte for byte. Rejected: scp,
+# which verifies nothing.
 
-MANIFEST = "manifest.json"
 # What belongs to the other machine's processes, or is half written or half deleted there.
 LEFT_OUT = ("lock", "lock.*", "step-*.tmp-*", "step-*.old-*", "*.part", "*.tmp-*", ".trash")
 
@@ -76,13 +75,15 @@ def pull(source: Remote, folder: Path) -> Path:
     if _ssh(source.host, f"test -f {shlex.quote(source.path)}/run.json").returncode:
         raise RunError(f"{source} is not a run: there is no run.json, or no way to {source.host}.")
     _require_rsync(source.host)
+    destination.mkdir(parents=True, exist_ok=True)
     _rsync(f"{source}/", f"{destination}/")
-    if bad := _bad_here(destination):
-        for path in bad:
-            warn(f"{path} differs from its manifest and is copied again")
-            path.unlink(missing_ok=True)
-        _rsync(f"{source}/", f"{destination}/")
-    _verify_here(destination)
+    try:
+        count = _verify_checkpoints(destination)
+    except CheckpointError as error:
+        warn(f"what differs from its manifest is copied again: {error}")
+        _rsync(f"{source}/", f"{destination}/", "--checksum")
+        count = _verify_checkpoints(destination)
+    say(f"{count} checkpoints verified in {destination}")
     return destination
 
 
@@ -96,36 +97,40 @@ def push(run: Path, target: Remote) -> Remote:
         raise RunError(f"{destination} cannot be made: {said}.")
     _require_rsync(target.host)
     _rsync(f"{run}/", f"{destination}/")
-    wanted = dict(_manifest_sums(run))
-    there = _remote_sums(destination, sorted(wanted))
-    if torn := _torn(run):
-        raise CheckpointError(_damaged_here(run, torn[0]))
-    if wrong := sorted(name for name, digest in wanted.items() if there.get(name) != digest):
-        if bad := _bad_here(run):
-            raise CheckpointError(_damaged_here(run, bad[0]))
+    try:
+        count = _verify_checkpoints(run)
+    except CheckpointError as error:
         raise CheckpointError(
-            f"{destination}/{wrong[0]} differs from its manifest after the copy; copy it again, and"
-            " look at that machine's disk if it stays so."
-        )
-    say(f"{len(wanted)} files of checkpoints verified on {target.host}")
+            f"{error} It is damaged here already, and so is its copy; the rest is copied: see"
+            f" `foundling runs verify {run} --all`."
+        ) from None
+    if (run / "checkpoints").is_dir():
+        sides = (f"{run}/checkpoints/", f"{destination}/checkpoints/")
+        _rsync(*sides, "--checksum")
+        # --existing: a live run may have saved again since.
+        listed = _rsync(*sides, "--checksum", "--existing", "--dry-run", "--itemize-changes")
+        if wrong := [line.split(maxsplit=1)[1] for line in listed if line.startswith("<f")]:
+            raise CheckpointError(
+                f"{destination}/checkpoints/{wrong[0]} differs from its source after the copy; copy"
+                " it again, and look at that machine's disk if it stays so."
+            )
+    say(f"{count} checkpoints verified on {target.host}")
     return destination
 
 
-def _torn(run: Path) -> list[Path]:
-    """Checkpoints without a manifest that can be read, of which nothing can be verified."""
+def _verify_checkpoints(run: Path) -> int:
+    """Compare every checkpoint with its manifest; how many there are."""
     from foundling.checkpoint.folders import list_checkpoints
+    from foundling.checkpoint.manifest import verify
 
-    listed = list_checkpoints(run / "checkpoints")  # before the manifests: a live run adds to both
-    with_manifest = {PurePosixPath(name).parts[1] for name, _ in _manifest_sums(run)}
-    return [path for path in listed if path.name not in with_manifest and path.is_dir()]
-
-
-def _damaged_here(run: Path, path: Path) -> str:
-    """The other machine's disk is not to blame, and the copy must not be believed in."""
-    return (
-        f"{path} is damaged here already, and so is its copy; the rest is copied: see"
-        f" `foundling runs verify {run} --all`."
-    )
+    folders = list_checkpoints(run / "checkpoints")
+    for path in folders:
+        try:
+            verify(path)
+        except CheckpointError:
+            if path.exists():  # a live run may have retired it
+                raise
+    return len(folders)
 
 
 def _require_rsync(host: str) -> None:
@@ -136,69 +141,21 @@ def _require_rsync(host: str) -> None:
         raise RunError(f"rsync is not on the PATH of {where}; install it there to copy runs.")
 
 
-def _rsync(source: str, target: str) -> None:
-    """Two passes: everything but manifests, then the manifests."""
-    Path(target).mkdir(parents=True, exist_ok=True) if ":" not in target else None
-    base = ["rsync", "--archive", "--partial", "--inplace", "-e", "ssh"]
-    out = [f"--exclude={pattern}" for pattern in LEFT_OUT]
-    for filters in ([f"--exclude=checkpoints/*/{MANIFEST}"], []):
-        done = subprocess.run(
-            [*base, *out, *filters, source, target], stdout=subprocess.PIPE, text=True
-        )
+def _rsync(source: str, target: str, *options: str) -> list[str]:
+    """Two passes: everything but manifests, then the manifests; what rsync prints."""
+    base = ["rsync", "--archive", "--partial", "--inplace", "-e", "ssh", *options]
+    base += [f"--exclude={pattern}" for pattern in LEFT_OUT]
+    lines: list[str] = []
+    for filters in (["--exclude=step-*/manifest.json"], []):
+        done = subprocess.run([*base, *filters, source, target], stdout=subprocess.PIPE, text=True)
         # 24: files vanished while we copied: a checkpoint that the run has retired.
         if done.returncode not in (0, 24):
             raise RunError(
                 f"rsync from {source} to {target} broke off with code {done.returncode};"
                 " the same command goes on from there."
             )
-
-
-def _remote_sums(place: Remote, names: list[str]) -> dict[str, str]:
-    """sha256 of remote files, by name."""
-    found: dict[str, str] = {}
-    for first in range(0, len(names), 200):
-        listed = " ".join(shlex.quote(name) for name in names[first : first + 200])
-        done = _ssh(place.host, f"cd {shlex.quote(place.path)} && sha256sum -- {listed}")
-        for line in done.stdout.splitlines():
-            match = re.fullmatch(r"\\?([0-9a-f]{64}) [ *](.*)", line)
-            if match:
-                found[match[2]] = match[1]
-    return found
-
-
-def _manifest_sums(run: Path) -> Iterator[tuple[str, str]]:
-    """Every file that a checkpoint's manifest names, with its checksum, by path in the run."""
-    for manifest in sorted(run.glob(f"checkpoints/step-*/{MANIFEST}")):
-        if not re.fullmatch(r"step-\d+", manifest.parent.name):
-            continue
-        try:
-            files: Mapping[str, Mapping[str, str]] = json.loads(manifest.read_text())["files"]
-            for name, entry in files.items():
-                yield f"checkpoints/{manifest.parent.name}/{name}", str(entry["sha256"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # damaged: `verify` says so by name
-
-
-def _bad_here(destination: Path) -> list[Path]:
-    """Files that a manifest names and that are not what it says."""
-    bad = []
-    for name, digest in _manifest_sums(destination):
-        path = destination / name
-        if path.parent.resolve().is_relative_to((destination / "checkpoints").resolve()) and (
-            not path.is_file() or sha256_file(path) != digest
-        ):
-            bad.append(path)
-    return bad
-
-
-def _verify_here(destination: Path) -> None:
-    from foundling.checkpoint.folders import list_checkpoints
-    from foundling.checkpoint.manifest import verify
-
-    folders = list_checkpoints(destination / "checkpoints")
-    for path in folders:
-        verify(path)
-    say(f"{len(folders)} checkpoints verified in {destination}")
+        lines += done.stdout.splitlines()
+    return lines
 
 
 def _ssh(host: str, command: str) -> "subprocess.CompletedProcess[str]":
@@ -230,7 +187,7 @@ class Trashed:
     status: str
 
 
-def throw_away(run: Path) -> Path:
+def move_to_trash(run: Path) -> Path:
     """Move a run into the trash; where it is now."""
     run = Path(os.path.abspath(run))  # a link is moved, not what it points to
     info = _own_info(RunDir(run))
@@ -347,7 +304,7 @@ def empty_trash(
     return deleted, kept
 
 
-def age(text: str) -> float:
+def parse_age(text: str) -> float:
     """Seconds of 30d, 12h, 2w or 45m."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text)
     if not match:

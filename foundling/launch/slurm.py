@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foundling.config.data import every_source
+from foundling.config.data import all_sources
 from foundling.config.errors import ConfigError
 from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
@@ -22,8 +22,8 @@ from foundling.runtime.files import write_text_atomic
 
 # Machines that others have trained on, as data: what to export and what to ask SLURM for.
 #
-# Values come from the accounts that the presets come from, and from NCCL's documentation where it
-# is said so. `foundling doctor` finds out which of them a machine of yours needs.
+# Values come from the runs that docs/accounts.md names, and from NCCL's documentation. `foundling
+# doctor` finds out which of them a machine of yours needs.
 
 # The caching allocator gives memory back in pieces of any size: less is lost to fragments.
 _SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -47,7 +47,7 @@ class ClusterProfile:
 PROFILES: dict[str, ClusterProfile] = {
     "plain": ClusterProfile("nothing but what is asked for on the command line", 8),
     "frontier": ClusterProfile(
-        "account 001: MI250X dies under ROCm, RCCL over Slingshot by the aws-ofi-rccl plugin",
+        "Frontier: MI250X dies under ROCm, RCCL over Slingshot by the aws-ofi-rccl plugin",
         8,
         env={
             "NCCL_NET_GDR_LEVEL": "3",
@@ -63,7 +63,7 @@ PROFILES: dict[str, ClusterProfile] = {
         srun=("--gpu-bind=none",),
     ),
     "pods": ClusterProfile(
-        "account 003: rented pods whose GPUs have neither NVLink nor InfiniBand",
+        "rented pods whose GPUs have neither NVLink nor InfiniBand",
         8,
         env={
             "NCCL_P2P_DISABLE": "1",
@@ -167,7 +167,7 @@ def check_job(job: SlurmJob, config: RunConfig) -> None:
     for word in job.sbatch:
         if not re.fullmatch(r"(--)?[a-z][a-z-]*(=.*)?", word):
             raise ConfigError(f"--sbatch {word} is no option of sbatch; write NAME=VALUE.")
-    named = [*every_source(config.data), config.data.tokenizer]
+    named = [*all_sources(config.data), config.data.tokenizer]
     unseen = [name for name in named if name and not Path(name).exists()]
     for name in unseen:
         warn(f"{name} is not to be seen from here; every node of the job must see it.")
@@ -193,13 +193,10 @@ def seconds(limit: str) -> int:
     """A time limit as SLURM reads it: 30 is minutes, 30:00 minutes and seconds, 1-0 a day."""
     days, dash, clock = limit.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
-    if dash:
-        parts += [0] * (3 - len(parts))
-    elif len(parts) == 1:
-        parts = [0, parts[0], 0]
-    elif len(parts) == 2:
-        parts = [0, *parts]
-    return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+    # After a day the first is hours; without one, minutes are always among them.
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    total = sum(part * unit for part, unit in zip(parts, units, strict=False))
+    return int(days or 0) * 86400 + total
 
 
 def render(job: SlurmJob) -> str:
@@ -275,11 +272,8 @@ def _srun(job: SlurmJob) -> list[str]:
 def _python(job: SlurmJob) -> list[str]:
     python = job.python or ("python3" if job.container else sys.executable)
     if job.container.endswith(".sif"):
-        gpu = (
-            "--rocm"
-            if job.interface.startswith("hsn") or "hsn0" in job.profile.interface
-            else "--nv"
-        )
+        is_amd = "hsn" in f"{job.interface} {job.profile.interface}"  # Slingshot, as on Frontier
+        gpu = "--rocm" if is_amd else "--nv"
         return ["apptainer", "exec", gpu, job.container, python, "-m", "foundling"]
     return [python, "-m", "foundling"]
 

@@ -16,16 +16,16 @@ from foundling.config.errors import ConfigError, RunError
 from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.launch.detach import detach_train
-from foundling.launch.environment import join_slurm, processes_here, surroundings
+from foundling.launch.environment import detect_environment, join_slurm, processes_here
 from foundling.launch.launcher import (
     GRACE_S,
     RESTARTS,
     LaunchSpec,
     check_start,
-    here,
+    in_this_process,
     launch,
-    leaving_nothing,
-    refuse_held,
+    refuse_locked,
+    removed_if_unbegun,
 )
 from foundling.runtime.console import say
 from foundling.runtime.exits import OUTCOMES
@@ -42,11 +42,10 @@ def job_of(config: RunConfig, run: Path, **asked: Any) -> Iterator[bool]:
     """What surrounds a training: False where its processes were started and have ended well
     (`launch_train` takes `asked`); True where this process is to train inside of the context."""
     with naming_full_disk(run):
-        if launch_train(config, dump_yaml(config), run, **asked):
+        if launch_train(config, run, **asked):
             yield False
             return
-        limits = {"stop_after": config.train.stop_after}
-        with leaving_nothing(run), here(run, **limits):
+        with removed_if_unbegun(run), in_this_process(run, stop_after=config.train.stop_after):
             from foundling.train.oom import refuse_on_oom, snapshot_on_oom
 
             with refuse_on_oom(config.train), snapshot_on_oom(run):
@@ -55,7 +54,6 @@ def job_of(config: RunConfig, run: Path, **asked: Any) -> Iterator[bool]:
 
 def launch_train(
     config: RunConfig,
-    settings: str,
     run: Path,
     *,
     nproc: int | None = None,
@@ -64,12 +62,11 @@ def launch_train(
     grace: float | None = None,
 ) -> bool:
     """Start the processes of a run and see them through; False if this process is to train itself,
-    alone or as a rank of the job around it. `settings` is the config as YAML."""
-    place = surroundings(nproc)
+    alone or as a rank of the job around it."""
+    place = detect_environment(nproc)
     if place.kind == "rank":
-        _refuse_unused(
-            "as a rank of a job", nproc=nproc, detach=detach, restarts=restarts, grace=grace
-        )
+        given = {"nproc": nproc, "detach": detach, "restarts": restarts, "grace": grace}
+        _refuse_unused("as a rank of a job", **given)
         if FOREIGN in os.environ and OUTCOMES not in os.environ:
             die_with_parent(os.getppid())  # a torchrun; our own ranks have done it
         join_slurm(place)
@@ -80,13 +77,13 @@ def launch_train(
         _refuse_unused("with one process, which has no others to wait for", grace=grace)
         return False
     if place.kind == "alone":
-        refuse_held(run)
+        refuse_locked(run)
     check_start(config, run, processes, place.nodes)
     job = LaunchSpec(
         run=run,
         processes=processes,
         command=("foundling", "train", "--run", str(run)),
-        settings=settings,
+        settings=dump_yaml(config),
         place=place,
         restarts=RESTARTS if restarts is None else restarts,
         grace_s=GRACE_S if grace is None else grace,

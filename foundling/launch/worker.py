@@ -2,7 +2,7 @@
 
 Before anything heavy is imported it ties its life to torchrun's, leaves its number for the launcher
 and sends its output to a file of its own. When the module is done it says how it ended and leaves
-without python's long goodbye: 000's runs aborted in a destructor and exited with -6 after a good
+without python's finalisation: torch may abort in a destructor and exit with -6 after a good
 run.
 """
 
@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 
 from foundling.launch.environment import AGENT, COMMAND, NODE, node_name
-from foundling.launch.logs import log_name, pid_name, roll
+from foundling.launch.logs import log_name, pid_name, ranks_file
 from foundling.runtime.exits import OUTCOMES, Exit, read_outcomes, write_outcome
 from foundling.runtime.processes import die_with_parent
 
@@ -28,7 +28,9 @@ def main() -> None:
     _redirect(folder / log_name(rank))
     pid_file = folder / pid_name(rank)
     pid_file.write_text(str(os.getpid()))
-    _enroll(roll(folder, int(os.environ.get(NODE, "0"))), f"{rank} {os.getpid()} {node_name()}\n")
+    _enroll(
+        ranks_file(folder, int(os.environ.get(NODE, "0"))), f"{rank} {os.getpid()} {node_name()}\n"
+    )
     sys.argv = json.loads(os.environ[COMMAND])
     code = _run(sys.argv[0])
     # A run that got a stop signal has ended on every rank by agreement. torchrun would take 75 for

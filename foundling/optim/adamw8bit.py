@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from foundling.config.errors import ConfigError
-from foundling.config.optim import LEAST, SHORTEST_BLOCK, block_for
+from foundling.config.optim import MIN_BLOCK_SIZE, MIN_MOMENT, moment_block_size
 from foundling.optim.sharded_matrices import local
 from foundling.runtime.console import first_line, warn
 from foundling.runtime.device import has_triton
@@ -107,7 +107,7 @@ def _kernel_works(device: torch.device) -> bool:
         return False
     from foundling.optim.adamw8bit_kernel import step_
 
-    wide, scale = torch.zeros(1, SHORTEST_BLOCK, device=device), torch.zeros(1, 1, device=device)
+    wide, scale = torch.zeros(1, MIN_BLOCK_SIZE, device=device), torch.zeros(1, 1, device=device)
     kept = [part.clone() for _ in KEPT for part in (wide.to(torch.uint8), scale)]
     try:
         step_(wide, wide.clone(), kept, _maps(device), (1.0, 0.0, 1.0), (0.9, 0.9, 1e-8))
@@ -125,10 +125,10 @@ def _warn_without_kernel(why: str) -> None:
 def check_rows(name: str, param: Tensor) -> None:
     """Refuse a parameter that cannot be kept in 8 bits under this layout."""
     columns = param.shape[-1]
-    block = block_for(columns) if param.ndim == 2 else 0
+    block = moment_block_size(columns) if param.ndim == 2 else 0
     if not block:
         raise ConfigError(
-            f"optim.name adamw8bit needs rows that divide by {SHORTEST_BLOCK}, and {name} is"
+            f"optim.name adamw8bit needs rows that divide by {MIN_BLOCK_SIZE}, and {name} is"
             f" {' x '.join(map(str, param.shape))}; change the model's width, or use optim.name"
             " adamw."
         )
@@ -174,7 +174,7 @@ def adamw_8bit(
 def _scales(param: Tensor) -> Tensor:
     """A zero for each block, laid out as the parameter is."""
     rows, columns = param.shape
-    block = block_for(columns)
+    block = moment_block_size(columns)
     here = local(param)
     scale = torch.zeros(here.shape[0], here.shape[1] // block, device=here.device)
     if not isinstance(param, DTensor):
@@ -244,6 +244,6 @@ def pack(numbers: Tensor, blocks: int, borders: Tensor) -> tuple[Tensor, Tensor]
     rows, columns = numbers.shape
     cut = numbers.view(rows, blocks, columns // blocks)
     scale = cut.abs().amax(-1)
-    unit = cut / scale.clamp(min=LEAST).unsqueeze(-1)
+    unit = cut / scale.clamp(min=MIN_MOMENT).unsqueeze(-1)
     codes = torch.bucketize(unit, borders, out_int32=True)
     return codes.to(torch.uint8).view(rows, columns), scale

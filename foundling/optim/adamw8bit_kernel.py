@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foundling.config.optim import LEAST
+from foundling.config.optim import MIN_MOMENT
 
 NUMBERS = 2048
 """Of a parameter that one program updates, in whole blocks."""
@@ -27,9 +27,9 @@ def _unpack(codes, scale, values, at, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _pack(numbers, codes, scale, borders, at, blocks, inside, present, LEAST: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _pack(numbers, codes, scale, borders, at, blocks, inside, present, MIN_MOMENT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     largest = tl.max(tl.abs(numbers), 1)
-    unit = numbers / tl.maximum(largest, LEAST)[:, None]
+    unit = numbers / tl.maximum(largest, MIN_MOMENT)[:, None]
     # How many of the 255 borders lie below, by halving; of a NaN all do.
     below = tl.zeros_like(at).to(tl.int32)
     for power in tl.static_range(8):
@@ -63,7 +63,7 @@ def _step(  # type: ignore[no-untyped-def]
     eps,
     BLOCK: tl.constexpr,  # noqa: N803
     BLOCKS: tl.constexpr,  # noqa: N803
-    LEAST: tl.constexpr,  # noqa: N803
+    MIN_MOMENT: tl.constexpr,  # noqa: N803
 ):
     blocks = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     present = blocks < count
@@ -78,8 +78,8 @@ def _step(  # type: ignore[no-untyped-def]
     kept = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     kept = kept * shrink - pace * avg / (root * correction + eps)
     tl.store(weight + at, kept.to(weight.dtype.element_ty), mask=inside)
-    _pack(avg, avg_codes, avg_scale, avg_borders, at, blocks, inside, present, LEAST)
-    _pack(root, root_codes, root_scale, root_borders, at, blocks, inside, present, LEAST)
+    _pack(avg, avg_codes, avg_scale, avg_borders, at, blocks, inside, present, MIN_MOMENT)
+    _pack(root, root_codes, root_scale, root_borders, at, blocks, inside, present, MIN_MOMENT)
 
 
 def step_(
@@ -110,6 +110,6 @@ def step_(
             eps,
             BLOCK=block,
             BLOCKS=blocks,
-            LEAST=LEAST,
+            MIN_MOMENT=MIN_MOMENT,
             num_warps=WARPS,
         )

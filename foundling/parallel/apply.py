@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from foundling.config.errors import ConfigError
 from foundling.config.parallel import ParallelConfig, check_tensor
-from foundling.config.train import FLOAT8_SIDE, TrainConfig
+from foundling.config.train import FLOAT8_MULTIPLE, TrainConfig
 from foundling.model.transformer import Transformer
 from foundling.parallel.compile import compile_model
 from foundling.parallel.fsdp import apply_shard
@@ -149,7 +149,8 @@ def apply_float8(blocks: nn.ModuleList, train: TrainConfig, *, emulate: bool = F
     if not chosen:
         raise ConfigError(
             f"train.float8 {train.float8} has no effect: no product of the blocks is left that has"
-            f" sides of multiples of {FLOAT8_SIDE}; shorten train.float8_skip, or set it to none."
+            f" sides of multiples of {FLOAT8_MULTIPLE}; shorten train.float8_skip, or set float8 to"
+            " none."
         )
     return chosen
 
@@ -166,4 +167,4 @@ def check_float8(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _fits(module: nn.Linear) -> bool:
-    return module.in_features % FLOAT8_SIDE == 0 and module.out_features % FLOAT8_SIDE == 0
+    return module.in_features % FLOAT8_MULTIPLE == 0 and module.out_features % FLOAT8_MULTIPLE == 0

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from foundling.config.data import start_of
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
-from foundling.config.train import is_in_time
 from foundling.plan.hardware import Gpu, find_gpu
 from foundling.plan.horizon import Horizon, Pace, Sizes, plan_horizon
 from foundling.plan.layout import Machine, counted_ranks, lay_out, machine_for
@@ -282,7 +280,7 @@ def study(
 def _horizon(choice: PlannedConfig, machine: Machine, sizes: Sizes | None) -> Horizon | None:
     """None without one, and where time or money would buy steps of a run that does not fit."""
     train = choice.config.train
-    if not train.horizon or (is_in_time(train) and not choice.memory.fits):
+    if not train.horizon or (train.is_timed and not choice.memory.fits):
         return None
     where = f"{machine.world} x {machine.gpu.name}"
     pace = Pace(_mean_step_s(choice, machine), machine.dollars_per_hour, where)
@@ -299,7 +297,7 @@ def _mean_step_s(choice: PlannedConfig, machine: Machine) -> float:
     mean = seconds[0]
     for _ in range(4):  # enough for phases that begin at a share, close for those at a step
         steps = max(1, int(hours * 3600 / mean)) if hours else 1_000_000
-        starts = (start_of(phase.at, steps) for phase in choice.config.data.phases)
+        starts = (phase.first_step(steps) for phase in choice.config.data.phases)
         firsts = [0, *(min(start, steps) for start in starts)]
         ends = [*firsts[1:], steps]
         mean = sum(s * (b - a) for s, a, b in zip(seconds, firsts, ends, strict=True)) / steps
@@ -310,7 +308,7 @@ def decided(config: RunConfig, found: PlanOnHardware) -> RunConfig:
     """The config that `foundling plan -o` writes: choices made, horizon in steps where it was in
     time. Other horizons stay as they were said, with their steps in a comment."""
     settled = found.config
-    if is_in_time(config.train):
+    if config.train.is_timed:
         if found.horizon is None:
             raise ConfigError(
                 f"the run does not fit on {found.machine.world} x {found.machine.gpu.name}, so time"

@@ -265,8 +265,8 @@ _SOURCES = {
     f" adapters; {_LAMBDA}",
     "mi250x": "AMD's CDNA 3 white paper, endnotes MI300-11 and -14, halved for one die of two;"
     " dense (it has no sparsity), fp32 on the matrix units; one Infinity Fabric link of 50 GB/s,"
-    " four 200 Gbit/s Slingshot adapters a node (Frontier's user guide); reach fitted on account"
-    " 001's 1333 tok/s",
+    " four 200 Gbit/s Slingshot adapters a node (Frontier's user guide); reach fitted on the"
+    " 1333 tok/s of Llama 3.1 8B there",
     "mi300x": "AMD's CDNA 3 white paper, table 2 (p. 25), dense: the first of each pair; Infinity"
     " Fabric, 896 GB/s both ways among all eight (a pair has a seventh); network: eight 400 Gbit/s"
     " adapters, usual; reach: AMD's max-achievable 708 TFLOP/s; price: sellers' median, May 2026",

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from foundling.config.data import mixes_of, phases_of, start_of
+from foundling.config.data import phase_mixtures, phases_of
 from foundling.config.errors import ConfigError
 from foundling.config.mixture import WeightsBy, row_weights
 from foundling.config.optim import OptimConfig
 from foundling.config.packing_spec import PackingSpec
 from foundling.config.run import RunConfig
-from foundling.config.train import TrainConfig, is_in_time
+from foundling.config.train import TrainConfig
 from foundling.plan.params import count_params
 
 
@@ -93,7 +93,7 @@ def plan_horizon(
     """Work out the run's length; without `sizes` every row is taken to be full."""
     phases = _phases(config, data_ranks, sizes)
     rates = [phase.tokens_per_step for phase in phases]
-    if is_in_time(config.train):
+    if config.train.is_timed:
         steps, basis = _steps_in_time(config, pace)
     else:
         steps, basis = _steps(config, rates, sizes)
@@ -135,7 +135,7 @@ def _phases(config: RunConfig, data_ranks: int, sizes: Sizes | None) -> list[Pha
     """What a step of each phase is made of; when it begins is not known yet."""
     found = []
     batch = batch_tokens(config, data_ranks)
-    for number, (sources, spec) in enumerate(mixes_of(config.data, config.train.seq_len)):
+    for number, (sources, spec) in enumerate(phase_mixtures(config.data, config.train.seq_len)):
         rows = spec.units_per_step(batch)
         size = sizes[number] if sizes else {}
         weights = row_shares(sources, config.data.weights_by, size)
@@ -173,7 +173,7 @@ def batch_tokens(config: RunConfig, data_ranks: int) -> int:
     train = config.train
     if train.global_batch_tokens:
         return train.global_batch_tokens
-    _, spec = mixes_of(config.data, train.seq_len)[0]
+    _, spec = phase_mixtures(config.data, train.seq_len)[0]
     return micro_rows(train, spec) * spec.positions * data_ranks
 
 
@@ -187,7 +187,7 @@ def micro_rows(train: TrainConfig, spec: PackingSpec) -> int:
 
 def rows_per_step(config: RunConfig, data_ranks: int) -> int:
     """Units of a global batch of the first phase."""
-    _, spec = mixes_of(config.data, config.train.seq_len)[0]
+    _, spec = phase_mixtures(config.data, config.train.seq_len)[0]
     return spec.units_per_step(batch_tokens(config, data_ranks))
 
 
@@ -198,7 +198,7 @@ def warmup_steps(optim: OptimConfig, steps: int) -> int:
 
 def _tokens_in(config: RunConfig, steps: int, rates: Sequence[float]) -> float:
     """Tokens of a run of so many steps, its phases read at these rates."""
-    firsts = [0, *(start_of(phase.at, steps) for phase in config.data.phases)]
+    firsts = [0, *(phase.first_step(steps) for phase in config.data.phases)]
     ends = [*firsts[1:], steps]
     return sum(
         rate * max(0, min(end, steps) - begin)

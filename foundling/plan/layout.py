@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.parallel import ParallelConfig, why_not_divisible
+from foundling.config.parallel import ParallelConfig, tensor_parallel_problem
 from foundling.plan.hardware import Gpu
 
 
@@ -102,7 +102,7 @@ def layouts_of(model: ModelConfig, machine: Machine, tensor: int) -> Iterator[Me
     """Every layout of all GPUs with this tensor degree but plain replicas; none where the model
     cannot be cut so."""
     per_node, world = machine.per_node, machine.world
-    if per_node % tensor or why_not_divisible(model, tensor):
+    if per_node % tensor or tensor_parallel_problem(model, tensor):
         return
     powers = {1 << i for i in range(9)}
     for shard in sorted(powers | {per_node // tensor, world // tensor}):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 
 from foundling.config.model import VALUE_GATE_WIDTH, ModelConfig
-from foundling.config.optim import block_for
+from foundling.config.optim import moment_block_size
 from foundling.config.train import ParamCount
 
 Shapes = dict[str, tuple[int, ...]]
@@ -85,7 +85,7 @@ def sizes_of(model: ModelConfig) -> ParamSizes:
     for name, (out, width) in block_matrices(model):
         layer = name.split(".")[1]
         by_layer[layer] = by_layer.get(layer, 0) + out * width
-    cuts = {n: prod(s) // block for n, s in matrices.items() if (block := block_for(s[1]))}
+    cuts = {n: prod(s) // block for n, s in matrices.items() if (block := moment_block_size(s[1]))}
     embedding, top = sum(prod(matrices[name]) for name in outside), prod(matrices[head])
     return ParamSizes(
         blocks=sum(by_layer.values()),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from foundling.config.data import mixes_of
+from foundling.config.data import phase_mixtures
 from foundling.config.run import RunConfig
 from foundling.plan.horizon import Horizon, micro_rows
 from foundling.plan.layout import Machine, MeshLayout, layouts_of
@@ -169,7 +169,7 @@ def _arithmetic(work: Workload, machine: Machine) -> Iterator[str]:
 def _batch(config: RunConfig, horizon: Horizon | None) -> Iterator[str]:
     if horizon is None:
         return
-    _, spec = mixes_of(config.data, config.train.seq_len)[0]
+    _, spec = phase_mixtures(config.data, config.train.seq_len)[0]
     at_a_time = micro_rows(config.train, spec)
     slots = horizon.accumulation * at_a_time * horizon.data_ranks
     if slots != horizon.rows_per_step:

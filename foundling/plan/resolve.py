@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from foundling.config.data import every_source
+from foundling.config.data import all_sources
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import ConfigError, RunError, UserError
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import AUTO, recompute_interval
 from foundling.config.run import RunConfig, check_resolved, check_world, unresolved_settings
-from foundling.config.train import is_in_time
 from foundling.plan.horizon import Horizon, Sizes, batch_tokens, plan_horizon, rows_per_step
 from foundling.plan.layout import Machine, MeshLayout, lay_out, layouts_of, with_layout
 from foundling.plan.memory import MemoryEstimate, plan_memory
@@ -323,9 +322,9 @@ def problems(
 def _of_data(config: RunConfig, world: int, fingerprint: Fingerprint | None) -> Iterator[UserError]:
     """Data sets that are not whole or do not fit; too little of them, for a new run of `world`."""
     try:
-        manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
+        manifests = {name: Manifest.load(Path(name)) for name in all_sources(config.data)}
         yield from data_problems(config, manifests, fingerprint)
-        if world and config.train.horizon and not is_in_time(config.train):
+        if world and config.train.horizon and not config.train.is_timed:
             config, sizes = known_sizes(config)
             ranks = lay_out(config.parallel, world, world).data_ranks
             check_supply(config, plan_horizon(config, ranks, sizes), sizes or [])
@@ -347,4 +346,4 @@ def require_sources(config: RunConfig) -> tuple[str, ...]:
     """The data sets that are named; a run without any is refused."""
     if not config.data.sources:
         raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
-    return every_source(config.data)
+    return all_sources(config.data)

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.train import FLOAT8_SIDE
+from foundling.config.train import FLOAT8_MULTIPLE
 from foundling.plan.hardware import TABLE, AttentionRate, Ceilings, Gpu
 from foundling.plan.params import block_matrices, sizes_of
 from foundling.plan.workload import Workload
@@ -281,7 +281,7 @@ def _chosen(model: ModelConfig, skip: tuple[str, ...]) -> tuple[tuple[str, tuple
     return tuple(
         (name, shape)
         for name, shape in block_matrices(model)
-        if not any(side % FLOAT8_SIDE for side in shape) and not is_skipped(name, skip)
+        if not any(side % FLOAT8_MULTIPLE for side in shape) and not is_skipped(name, skip)
     )
 
 
@@ -297,8 +297,8 @@ FITTED_ON: tuple[str, ...] = (
     " script's: matrix products 502 ms at 729 TFLOP/s, attention 80, elementwise 83, optimizer 10,"
     " other 13)",
     "attention alone, 16 x 2048 on one H200: cuDNN 2.81 and 2.25 ms, flash 4.61 and 4.11 ms",
-    "account 004's fp32 rows on one H100 (fp32_share)",
-    "account 001's 1333 tok/s on MI250X dies (the reach of the MI250X in hardware.py)",
+    "the fp32 rows of a public 1.24B Llama on one H100 (fp32_share; docs/accounts.md)",
+    "the 1333 tok/s of Llama 3.1 8B on Frontier (the reach of the MI250X in hardware.py)",
 )
 
 

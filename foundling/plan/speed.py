@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from foundling.config.data import every_source
+from foundling.config.data import all_sources
 from foundling.config.data_manifest import Manifest
 from foundling.config.model import ModelConfig
 from foundling.config.parallel import budget_share, recomputed_blocks
@@ -491,7 +491,7 @@ def scored_tokens(config: RunConfig, steps: int) -> int:
     times, limit = _times(steps, config.eval.every), config.eval.tokens
     if not times:
         return 0
-    manifests = [Manifest.load(Path(name)) for name in every_source(config.data)]
+    manifests = [Manifest.load(Path(name)) for name in all_sources(config.data)]
     held = [sum(shard.tokens for shard in manifest.val) for manifest in manifests] or [limit]
     each = sum(min(limit or tokens, tokens) for tokens in held)
     return (times - 1) * each + sum(held)

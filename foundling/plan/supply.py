@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundling.config.data import DataConfig, every_source, mixes_of
+from foundling.config.data import DataConfig, all_sources, phase_mixtures
 from foundling.config.data_manifest import Manifest, shard_problem
 from foundling.config.errors import ConfigError, DataError, UserError
 from foundling.config.packing_spec import PackingSpec, packed_size
@@ -123,7 +123,7 @@ def _tokenizer(
 # One account needed 178 shards, had 100, and trained on repeats without knowing it.
 
 FINEWEB_SHARD_TOKENS = 56_000_000
-"""GPT-2 tokens in a shard of karpathy/fineweb-edu-100b-shuffle (account 003, docs/accounts.md)."""
+"""GPT-2 tokens in a shard of karpathy/fineweb-edu-100b-shuffle (docs/accounts.md)."""
 FINEWEB_SHARDS = 1823
 
 
@@ -156,7 +156,7 @@ def plan_supply(
 ) -> Supply:
     """Read the manifests that are named, look for their shards, and add everything up."""
     checkpoint = checkpoint_bytes(config.model, kind_of(config.optim))
-    manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
+    manifests = {name: Manifest.load(Path(name)) for name in all_sources(config.data)}
     width = 2 if config.model.vocab_size <= 65536 else 4
     needed = horizon.tokens if horizon else None
     stored = sum(s.file_bytes for m in manifests.values() for s in (*m.train, *m.val))
@@ -206,9 +206,9 @@ def known_sizes(config: RunConfig) -> tuple[RunConfig, list[dict[str, SourceSize
     """
     if not config.data.sources:
         return config, None
-    manifests = {name: Manifest.load(Path(name)) for name in every_source(config.data)}
+    manifests = {name: Manifest.load(Path(name)) for name in all_sources(config.data)}
     sizes = []
-    for sources, spec in mixes_of(config.data, config.train.seq_len):
+    for sources, spec in phase_mixtures(config.data, config.train.seq_len):
         sizes.append({name: _size(name, manifests[name], spec) for name in sources})
     needed = max(manifest.vocab_size for manifest in manifests.values())
     return with_vocabulary(config, needed), sizes

@@ -6,7 +6,7 @@ a Work (its loss, its residual stream, its copies) and compared with what it pub
 
 from dataclasses import dataclass
 
-from foundling.config.data import mixes_of
+from foundling.config.data import phase_mixtures
 from foundling.config.model import ModelConfig
 from foundling.config.optim import OptimConfig
 from foundling.config.run import SAMPLE_TOKENS, RunConfig
@@ -105,7 +105,7 @@ def works_of(config: RunConfig, layout: MeshLayout, gpu: Gpu) -> tuple[Workload,
 def work_of(config: RunConfig, layout: MeshLayout, gpu: Gpu, phase: int = 0) -> Workload:
     """The micro-step that a phase of a config asks for on such a GPU."""
     train = config.train
-    _, spec = mixes_of(config.data, train.seq_len)[phase]
+    _, spec = phase_mixtures(config.data, train.seq_len)[phase]
     units = spec.units_per_step(batch_tokens(config, layout.data_ranks))
     per_rank = -(-units // layout.data_ranks)
     batch = min(micro_rows(train, spec), per_rank)

@@ -13,7 +13,7 @@ from foundling.checkpoint.manifest import load_meta
 from foundling.checkpoint.paths import checkpoint_root
 from foundling.checkpoint.reader import load_tensors
 from foundling.checkpoint.remote import Folder
-from foundling.config.data import mixes_of
+from foundling.config.data import phase_mixtures
 from foundling.config.data_manifest import Manifest
 from foundling.config.errors import MissingOrDamagedError
 from foundling.config.load import Change, dump_yaml, load_run_config
@@ -417,7 +417,7 @@ def open_data(config: RunConfig, world: World | None = None) -> Corpus:
 def source_sizes(config: RunConfig, datasets: dict[str, DataSet]) -> list[dict[str, SourceSize]]:
     """The size of one epoch of each source, in each phase's packing."""
     found = []
-    for sources, spec in mixes_of(config.data, config.train.seq_len):
+    for sources, spec in phase_mixtures(config.data, config.train.seq_len):
         sizes = {name: datasets[name].size(spec) for name in sources}
         found.append(
             {

@@ -122,7 +122,7 @@ def words_of(command: str) -> list[str]:
         command = re.sub(rf"(?<![\w./@<-]){re.escape(long)}(?![\w./@=,:-])", short, command)
     words = shlex.split(command)[1:]
     for verb, more in SMALLER.items():
-        if " ".join(words).startswith(verb):
+        if " ".join(words).startswith(verb) and "--list" not in words:
             words += more.split()
     return words
 

@@ -11,11 +11,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from foundling.cli import main
+from foundling.cli.options import Options
 from foundling.config.presets import find_preset
 from foundling.config.run import RunConfig
 from tests.shipped import commands as commands_module
@@ -68,11 +68,11 @@ def test_every_command_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     taken = []
 
-    def take(options: Any, settings: Any) -> None:
+    def take(options: Options) -> None:
         taken.append(options)
-        check_keys(unflatten(settings))
+        check_keys(unflatten(options.settings))
         if find_preset(str(getattr(options, "target", None))):
-            load_config(options.target, settings)
+            load_config(options.target, options.settings)
 
     for verb in list(main.VERBS):
         monkeypatch.setitem(main.VERBS, verb, replace(main.VERBS[verb], run=take))

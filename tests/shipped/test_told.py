@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import data, ladder, train_hf
-from foundling.cli.main import VERBS, _Parser
+from foundling.cli.main import VERBS
 from foundling.cli.options import HINT_AFTER_S, Verb
+from foundling.cli.parser import parse
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -49,9 +50,7 @@ WORDS = {
 
 def said(verb: Verb, words: list[str]) -> str:
     """How long it takes, as it is told for these words."""
-    parser = _Parser()
-    verb.add_options(parser)
-    options = parser.parse_intermixed_args(words)
+    options = parse(verb, "foundling", words)
     return (
         verb.duration_hint if isinstance(verb.duration_hint, str) else verb.duration_hint(options)
     )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foundling.config.data import DataConfig, mixes_of
+from foundling.config.data import DataConfig, phase_mixtures
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
 from foundling.config.train import TrainConfig
@@ -260,7 +260,7 @@ def shapes_of(model: ModelConfig, train: TrainConfig, data: DataConfig) -> list[
     """Of every micro-batch that some phase or bucket brings; the first is the first phase's with
     the longest rows."""
     found = []
-    for _, packing_spec in mixes_of(data, train.seq_len):
+    for _, packing_spec in phase_mixtures(data, train.seq_len):
         units = max(micro_rows(train, packing_spec), 1)
         for edge in reversed(packing_spec.edges or (packing_spec.seq_len,)):
             rows = units * (packing_spec.rows_in(edge) if packing_spec.packing == "bucket" else 1)

@@ -9,7 +9,7 @@ from torch import nn
 from foundling.config.errors import ConfigError
 from foundling.config.parallel import budget_share
 from foundling.config.run import RunConfig
-from foundling.config.train import FLOAT8_SIDE, Compile
+from foundling.config.train import FLOAT8_MULTIPLE, Compile
 from foundling.model.layers import Rope
 from foundling.model.transformer import Block
 from foundling.plan.roofline import check_skip
@@ -81,11 +81,11 @@ def _check_float8_rows(config: RunConfig) -> None:
     if config.train.float8 == "none":
         return
     for shape in shapes_of(config.model, config.train, config.data):
-        if shape.rows * shape.width % FLOAT8_SIDE:
+        if shape.rows * shape.width % FLOAT8_MULTIPLE:
             raise ConfigError(
                 f"train.float8 {config.train.float8} needs micro-batches of a multiple of"
-                f" {FLOAT8_SIDE} positions, and one has {shape.rows} rows of {shape.width}; change"
-                " train.batch_size or train.seq_len, or set it to none."
+                f" {FLOAT8_MULTIPLE} positions, and one has {shape.rows} rows of {shape.width};"
+                " change train.batch_size or train.seq_len, or set it to none."
             )
 
 

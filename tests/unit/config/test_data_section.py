@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foundling.config.data import PhaseConfig, mixes_of, phases_of
+from foundling.config.data import PhaseConfig, phase_mixtures, phases_of
 from foundling.config.errors import ConfigError
 from foundling.config.load import (
     dump_commented,
@@ -93,7 +93,7 @@ def test_phases_survive_yaml_and_fill_in_what_they_leave_out(tmp_path: Path) -> 
     for dump in (dump_yaml, dump_commented):
         (tmp_path / "run.yaml").write_text(dump(config))
         assert load_run_config(tmp_path / "run.yaml") == config
-    mixes = mixes_of(config.data, 256)
+    mixes = phase_mixtures(config.data, 256)
     assert [sorted(weights) for weights, _ in mixes] == [["data/a", "data/b"]] * 2 + [["data/b"]]
     assert [(cut.seq_len, cut.packing) for _, cut in mixes] == [
         (256, "bucket"),

@@ -12,11 +12,11 @@ from foundling.config.data_manifest import Manifest
 from foundling.config.errors import ConfigError
 from foundling.config.load import (
     SECTIONS,
+    dev_config,
     differences,
     dump_yaml,
     load_config,
     settings_help,
-    shrink,
 )
 from foundling.config.presets import PRESETS
 from foundling.config.run import RunConfig
@@ -261,7 +261,7 @@ def test_differences_name_the_field() -> None:
 
 
 def test_dev_shrinks_and_says_so() -> None:
-    config, said = shrink(load_config("llama-1.24b"), 5)
+    config, said = dev_config(load_config("llama-1.24b"), 5)
     assert (config.train.horizon_in("steps"), config.train.horizon_in("tokens")) == (5, 0)
     assert config.train.global_batch_tokens == 0
     assert "train.horizon 20B tokens -> 5 steps" in said

@@ -23,7 +23,7 @@ from unique_data import write_data
 
 from foundling.config.data import DataConfig, PhaseConfig
 from foundling.config.errors import ConfigError, DataError
-from foundling.config.packing_spec import PARTS, WHOLE
+from foundling.config.packing_spec import ALL_PARTS, PART_COUNT
 from foundling.data.batch_reader import BatchReader
 from foundling.data.dataset import DataSet
 from foundling.data.order import Order, reopen_order
@@ -139,9 +139,9 @@ def test_phases_that_cut_alike_share_documents_and_others_do_not(tmp_path: Path)
     first, second, third = order.segments
     assert first.slices == third.slices
     assert first.slices["s0"] == (0, second.slices["s0"][0])
-    assert second.slices["s0"][1] == PARTS
+    assert second.slices["s0"][1] == PART_COUNT
     # Three quarters of the steps have the first cut, and so have three quarters of the documents.
-    assert abs(first.slices["s0"][1] / PARTS - 0.75) < 0.001
+    assert abs(first.slices["s0"][1] / PART_COUNT - 0.75) < 0.001
     eaten = eat(order, sources, 8)
     assert_nothing_repeats(eaten)
     assert {sample.epoch for row in eaten for sample in row} == {0}
@@ -185,7 +185,7 @@ def test_a_longer_horizon_does_not_deal_documents_out_again(tmp_path: Path) -> N
     third = DataConfig(sources={"s0": 1}, phases=(*data.phases, PhaseConfig(at=0.8, packing="pad")))
     changed = reopen_order(order.segments, sources, third, steps=10, step=3, **options)
     assert [s.first_step for s in changed.segments] == [0, 5, 8]
-    assert changed.segments[2].packing_spec("s0").part == WHOLE
+    assert changed.segments[2].packing_spec("s0").part == ALL_PARTS
     assert {unread.step for unread in changed.left_unread()} == {8}
     assert changed.locate(changed.sample_of(8)).epoch == 1
     assert changed.left_unread(changed.sample_of(8) - 1) == ()

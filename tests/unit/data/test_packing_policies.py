@@ -13,7 +13,7 @@ from foundling.config import packing_spec
 from foundling.config.data import DataConfig, packing_spec_of
 from foundling.config.errors import DataError
 from foundling.config.packing_spec import (
-    PARTS,
+    PART_COUNT,
     PackedSize,
     PackingSpec,
     bucket_edges,
@@ -33,13 +33,13 @@ EDGES = (4, 9, 16, 30)
 @st.composite
 def cuts(draw: st.DrawFn) -> PackingSpec:
     packing = draw(st.sampled_from(["concat", "bestfit", "bucket", "pad"]))
-    low = draw(st.integers(0, PARTS - 1))
+    low = draw(st.integers(0, PART_COUNT - 1))
     return PackingSpec(
         seq_len=30,
         packing=packing,  # type: ignore[arg-type]
         edges=EDGES if packing == "bucket" else (),
         unit_tokens=draw(st.integers(30, 90)) if packing == "bucket" else 0,
-        part=(low, draw(st.integers(low + 1, PARTS))),
+        part=(low, draw(st.integers(low + 1, PART_COUNT))),
     )
 
 
@@ -88,8 +88,8 @@ def _fits(plan: BucketPlan, spec: PackingSpec) -> bool:
 
 
 def test_parts_are_dealt_evenly_and_for_ever() -> None:
-    half = PackingSpec(seq_len=8, packing="pad", part=(0, PARTS // 2))
-    rest = PackingSpec(seq_len=8, packing="pad", part=(PARTS // 2, PARTS))
+    half = PackingSpec(seq_len=8, packing="pad", part=(0, PART_COUNT // 2))
+    rest = PackingSpec(seq_len=8, packing="pad", part=(PART_COUNT // 2, PART_COUNT))
     first, second = (chosen("ab" * 32, 20_000, spec) for spec in (half, rest))
     assert first is not None
     assert second is not None
@@ -188,7 +188,7 @@ def test_guesses_for_a_plan_are_marked(make_data: Callable[..., DataSet]) -> Non
     guess, exact = packed_size(data.folder, data.manifest, packing_spec_of(16, "pad"))
     assert not exact
     assert guess.units == 6 + 3  # full rows, or one a document where that is more
-    half = PackingSpec(seq_len=16, packing="concat", part=(0, PARTS // 2))
+    half = PackingSpec(seq_len=16, packing="concat", part=(0, PART_COUNT // 2))
     guess, exact = packed_size(data.folder, data.manifest, half)
     assert (guess.tokens, exact) == (44 + 12, False)
     whole, exact = packed_size(data.folder, data.manifest, packing_spec_of(16, "concat"))

@@ -38,12 +38,15 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["bpb", "--cache", "answers"], "--cache is for tasks of lm-eval, such as lm:mmlu"),
-        (["bpb", "--run-code"], "--run-code is for tasks of lm-eval"),
+        (
+            ["bpb", "--cache", "answers"],
+            "--cache has no effect without tasks of lm-eval, such as lm:mmlu",
+        ),
+        (["bpb", "--run-code"], "--run-code has no effect without tasks of lm-eval"),
         (["lm:mmlu", "--samples", "3"], "--samples has no effect on lm: tasks"),
         (["lm:mmlu,lm:drop", "--data", "web"], "--data has no effect on lm: tasks"),
         (["lm:mmlu", "--system", "Be brief."], "--system needs --ask chat"),
-        (["--max-length", "64"], "--max-length needs a list of tasks"),
+        (["--max-length", "64"], "--max-length has no effect without a list of tasks"),
     ],
 )
 def test_an_option_of_other_tasks_is_refused_by_name(words: list[str], told: str) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from foundling.launch import attempt as attempt_module
-from foundling.launch.attempt import Attempt, LauncherSignal, _look, _Watch
+from foundling.launch.attempt import Attempt, LauncherSignal, _poll, _Watch
 from foundling.launch.environment import LaunchEnvironment
-from foundling.launch.logs import roll
+from foundling.launch.logs import ranks_file
 from foundling.runtime.exits import OUTCOMES, Exit, write_outcome
 from foundling.runtime.run_dir import LineFile, read_lines
 
@@ -41,23 +41,23 @@ def test_a_node_looks_at_its_own_ranks_and_lists_nothing(
     monkeypatch.setenv(OUTCOMES, str(tmp_path))
     monkeypatch.setattr(attempt_module, "LINGER_S", 0.0)
     node = watch(tmp_path)
-    _look(node)
-    roll(tmp_path, 7).write_text(f"14 {os.getpid()} n7\n15 1 n7\n16 2")
+    _poll(node)
+    ranks_file(tmp_path, 7).write_text(f"14 {os.getpid()} n7\n15 1 n7\n16 2")
     assert node.attempt.ranks() == {14: os.getpid(), 15: 1}, "a torn line is no rank"
     monkeypatch.setenv("RANK", "3")
     write_outcome(Exit.USER, "another node's")
-    _look(node)
+    _poll(node)
     assert not node.attempt.has_failed, "that node will say so"
     monkeypatch.setenv("RANK", "15")
     write_outcome(Exit.USER, "ours")
-    _look(node)
+    _poll(node)
     assert node.attempt.has_failed
-    _look(node)
+    _poll(node)
     assert node.agent.killed  # type: ignore[attr-defined]
     other = watch(tmp_path)
-    roll(tmp_path, 7).unlink()
-    _look(other)
-    _look(other)
+    ranks_file(tmp_path, 7).unlink()
+    _poll(other)
+    _poll(other)
     assert other.agent.killed  # type: ignore[attr-defined]
 
 

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from foundling.launch.attempt import Attempt, killed_by
+from foundling.launch.attempt import Attempt, killed_rank
 from foundling.launch.bad_nodes import (
     STRIKES,
-    look_at_all,
-    look_at_own,
+    count_failure,
     lost_node,
     note_bad_node,
+    note_named_node,
+    note_own_failures,
     read_bad_nodes,
-    strike,
 )
 from foundling.launch.environment import LaunchEnvironment
 from foundling.launch.launcher import LaunchSpec, _without_bad_nodes
-from foundling.launch.logs import roll
+from foundling.launch.logs import ranks_file
 from foundling.runtime.exits import OUTCOMES, Exit, RankOutcome, write_outcome
 
 KILLED = "failed (exitcode: {}) local_rank: 0 (pid: 4711) of binary: python"
@@ -30,7 +30,7 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
     folder = tmp_path / "logs" / "one" / "try-0"
     folder.mkdir(parents=True)
     for node in (0, 1):
-        roll(folder, node).write_text(f"{2 * node} 11 n{node}\n{2 * node + 1} 12 n{node}\n")
+        ranks_file(folder, node).write_text(f"{2 * node} 11 n{node}\n{2 * node + 1} 12 n{node}\n")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setenv(OUTCOMES, str(folder))
     made = Attempt(folder, 0, 2, NODE, "", ("x",), 60)
@@ -49,12 +49,12 @@ def end(code: Exit, sentence: str, rank: int = 0) -> RankOutcome:
 
 def test_two_deaths_without_a_word_are_one_too_many(attempt: Attempt, tmp_path: Path) -> None:
     attempt.agent_log.write_text(KILLED.format(-6))
-    look_at_own(tmp_path, attempt)
+    note_own_failures(tmp_path, attempt)
     assert not (tmp_path / "logs" / STRIKES).exists(), "torch aborts the bereaved"
     attempt.agent_log.write_text(KILLED.format(-9))
-    look_at_own(tmp_path, attempt)
+    note_own_failures(tmp_path, attempt)
     assert read_bad_nodes(tmp_path) == []
-    look_at_own(tmp_path, attempt)
+    note_own_failures(tmp_path, attempt)
     assert read_bad_nodes(tmp_path) == ["n1"]
 
 
@@ -76,7 +76,8 @@ def test_a_killed_rank_is_found_though_another_was_seen_first(
 ) -> None:
     first = KILLED.format(1) + "\n" + LISTED.format(rank=0, second="01.4", code=1)
     attempt.agent_log.write_text(first + LISTED.format(rank=1, second=second, code=code))
-    assert killed_by(attempt) == name
+    killed = killed_rank(attempt)
+    assert (killed[0] if killed else "") == name
 
 
 def test_an_error_of_the_gpu_counts_and_too_little_memory_does_not(
@@ -84,32 +85,34 @@ def test_an_error_of_the_gpu_counts_and_too_little_memory_does_not(
 ) -> None:
     says(monkeypatch, 0, "RuntimeError: CUDA error: an illegal memory access")
     says(monkeypatch, 3, "OutOfMemoryError: CUDA out of memory, CUDA error")
-    look_at_own(tmp_path, attempt)
+    note_own_failures(tmp_path, attempt)
     assert not (tmp_path / "logs" / STRIKES).exists(), "rank 0 is the other node's"
     says(monkeypatch, 2, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
-    look_at_own(tmp_path, attempt)
-    look_at_own(tmp_path, attempt)
+    note_own_failures(tmp_path, attempt)
+    note_own_failures(tmp_path, attempt)
     assert read_bad_nodes(tmp_path) == ["n1"]
 
 
 def test_old_deaths_are_forgotten(tmp_path: Path) -> None:
-    strike(tmp_path, "n1", "x")
+    count_failure(tmp_path, "n1", "x")
     path = tmp_path / "logs" / STRIKES
     path.write_text(path.read_text().replace(f"{time.time():.0f}"[:4], "1000"))
-    strike(tmp_path, "n1", "x")
-    strike(tmp_path, "n2", "x")
+    count_failure(tmp_path, "n1", "x")
+    count_failure(tmp_path, "n2", "x")
     assert read_bad_nodes(tmp_path) == []
 
 
 def test_the_watchdog_names_a_node_if_it_is_one(attempt: Attempt, tmp_path: Path) -> None:
     hang = "no step for 60 s; the culprit is {}: in another collective"
-    look_at_all(tmp_path, attempt, end(Exit.WATCHDOG, hang.format("ranks 1, 2")))
-    look_at_all(tmp_path, attempt, end(Exit.WATCHDOG, "no step; no rank differs from the others"))
+    note_named_node(tmp_path, attempt, end(Exit.WATCHDOG, hang.format("ranks 1, 2")))
+    note_named_node(
+        tmp_path, attempt, end(Exit.WATCHDOG, "no step; no rank differs from the others")
+    )
     assert read_bad_nodes(tmp_path) == []
-    look_at_all(tmp_path, attempt, end(Exit.WATCHDOG, hang.format("ranks 2, 3")))
+    note_named_node(tmp_path, attempt, end(Exit.WATCHDOG, hang.format("ranks 2, 3")))
     assert read_bad_nodes(tmp_path) == ["n1"]
     for _ in range(2):
-        look_at_all(tmp_path, attempt, end(Exit.CRASH, "DistBackendError: NCCL error in x", 1))
+        note_named_node(tmp_path, attempt, end(Exit.CRASH, "DistBackendError: NCCL error in x", 1))
     assert read_bad_nodes(tmp_path) == ["n0", "n1"]
 
 

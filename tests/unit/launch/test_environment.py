@@ -5,7 +5,12 @@ import pytest
 from foundling.config.errors import ConfigError
 from foundling.config.load import load_config
 from foundling.launch import environment
-from foundling.launch.environment import expand_nodes, join_slurm, processes_here, surroundings
+from foundling.launch.environment import (
+    detect_environment,
+    expand_nodes,
+    join_slurm,
+    processes_here,
+)
 
 STEP = {
     "SLURM_JOB_ID": "41",
@@ -40,25 +45,25 @@ def test_an_empty_node_list_is_refused() -> None:
 
 
 def test_alone_and_under_torchrun() -> None:
-    assert surroundings(env={}).kind == "alone"
-    assert surroundings(env={"RANK": "1", "WORLD_SIZE": "2"}).kind == "rank"
+    assert detect_environment(env={}).kind == "alone"
+    assert detect_environment(env={"RANK": "1", "WORLD_SIZE": "2"}).kind == "rank"
 
 
 def test_a_batch_script_is_not_a_step() -> None:
     """Its SLURM_NTASKS would have us wait for processes that nobody has started."""
-    assert surroundings(env=BATCH).kind == "alone"
+    assert detect_environment(env=BATCH).kind == "alone"
 
 
 def test_a_launcher_on_every_node_of_a_step() -> None:
-    found = surroundings(4, STEP)
+    found = detect_environment(4, STEP)
     assert (found.kind, found.nodes, found.node, found.head) == ("node", 3, 2, "n09")
     assert found.name == "slurm-41-0-0"
     assert not found.is_head
-    assert surroundings(4, {**STEP, "SLURM_NODEID": "0"}).is_head
-    again = surroundings(4, {**STEP, "SLURM_RESTART_COUNT": "2"})
+    assert detect_environment(4, {**STEP, "SLURM_NODEID": "0"}).is_head
+    again = detect_environment(4, {**STEP, "SLURM_RESTART_COUNT": "2"})
     assert again.name != found.name, "another life of the job has logs of its own"
-    assert surroundings(4, {**STEP, "MASTER_ADDR": "10.0.0.1"}).head == "10.0.0.1"
-    other = surroundings(4, {**STEP, "SLURM_JOB_ID": "42"})
+    assert detect_environment(4, {**STEP, "MASTER_ADDR": "10.0.0.1"}).head == "10.0.0.1"
+    other = detect_environment(4, {**STEP, "SLURM_JOB_ID": "42"})
     assert other.port != found.port
     assert 20_000 <= found.port < 32_768
 
@@ -71,7 +76,7 @@ def test_a_task_for_every_gpu_is_a_rank() -> None:
         "SLURM_PROCID": "7",
         "SLURM_LOCALID": "1",
     }
-    found = surroundings(env=env)
+    found = detect_environment(env=env)
     assert found.kind == "rank"
     join_slurm(found, env)
     joined = {name: env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
@@ -81,13 +86,13 @@ def test_a_task_for_every_gpu_is_a_rank() -> None:
 
 def test_a_task_that_was_given_one_gpu_takes_the_first() -> None:
     env = {**STEP, "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "1", "ROCR_VISIBLE_DEVICES": "1"}
-    join_slurm(surroundings(env=env), env)
+    join_slurm(detect_environment(env=env), env)
     assert env["LOCAL_RANK"] == "0"
 
 
 def test_torchruns_variables_are_left_alone() -> None:
     env = {"RANK": "3", "WORLD_SIZE": "4"}
-    join_slurm(surroundings(env=env), env)
+    join_slurm(detect_environment(env=env), env)
     assert env == {"RANK": "3", "WORLD_SIZE": "4"}
 
 

@@ -15,10 +15,10 @@ NODE = """
 import sys
 from pathlib import Path
 from foundling.launch.launcher import LaunchSpec as Job, launch; from foundling.launch.environment
-import surroundings
+import detect_environment
 from foundling.runtime.exits import EndOfRun
 try:
-    launch(Job(run=Path(sys.argv[1]), processes=1, place=surroundings(1),
+    launch(Job(run=Path(sys.argv[1]), processes=1, place=detect_environment(1),
                command=("fake_training", *sys.argv[1:]), grace_s=20))
 except EndOfRun as end:
     print(f"told: {end}", flush=True)

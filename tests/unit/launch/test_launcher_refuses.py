@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from foundling.config.errors import ConfigError, DataError, RunError, UserError
-from foundling.config.load import dump_yaml
 from foundling.config.parallel import ParallelConfig
 from foundling.config.run import RunConfig
 from foundling.launch import detach, train_job
 from foundling.launch.detach import follow_log
-from foundling.launch.launcher import LaunchSpec, _end_sentence, _sentence, leaving_nothing
+from foundling.launch.launcher import LaunchSpec, _end_sentence, _sentence, removed_if_unbegun
 from foundling.launch.logs import log_name, new_launch, note_end
 from foundling.launch.train_job import launch_train
 from foundling.runtime.exits import EndOfRun, Exit, RankOutcome
@@ -55,13 +54,13 @@ def test_a_refusal_starts_nothing_and_leaves_nothing(
     monkeypatch.setattr(detach, "_spawn", pytest.fail)
     config = change(tiny)
     with pytest.raises(error, match=told):
-        launch_train(config, dump_yaml(config), tmp_path / "run", nproc=2, detach=is_detached)
+        launch_train(config, tmp_path / "run", nproc=2, detach=is_detached)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_held_run_is_not_detached_a_second_time(tiny: RunConfig, tmp_path: Path) -> None:
     with RunLock(tmp_path / "run"), pytest.raises(RunError, match="in use by process"):
-        launch_train(tiny, dump_yaml(tiny), tmp_path / "run", detach=True)
+        launch_train(tiny, tmp_path / "run", detach=True)
 
 
 def test_what_needs_several_processes_is_refused_of_one(tiny: RunConfig, tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_what_needs_several_processes_is_refused_of_one(tiny: RunConfig, tmp_pat
             train(config, run)
         assert not run.exists
         with pytest.raises(ConfigError, match=named):
-            launch_train(config, "", run.path, nproc=1, restarts=0)
+            launch_train(config, run.path, nproc=1, restarts=0)
 
 
 def test_only_a_run_that_never_began_is_cleared(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_a_run_begins_in_a_folder_of_its_own(
         train(tiny, run)
     for is_detached in (False, True):
         with pytest.raises(RunError, match=told):
-            launch_train(tiny, dump_yaml(tiny), run.path, nproc=2, detach=is_detached)
+            launch_train(tiny, run.path, nproc=2, detach=is_detached)
     assert file.read_text() == "{}"
     assert [path.name for path in run.path.iterdir()] == [name]
 
@@ -133,7 +132,7 @@ def starts(*words: str, then: Exception) -> Callable[[Path], None]:
     """A launch that gets as far as its lock, and the run's first word if it is among `words`."""
 
     def work(run: Path) -> None:
-        with leaving_nothing(run):
+        with removed_if_unbegun(run):
             new_launch(run, "one", {})
             with RunLock(run):
                 if run.name in words:
@@ -165,23 +164,23 @@ def test_a_detached_run_is_waited_for_until_it_begins(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run, text = tmp_path / "run", dump_yaml(tiny)
+    run = tmp_path / "run"
     late = "import time; time.sleep(0.3); print('foundling: no room.'); raise SystemExit(2)"
     monkeypatch.setattr(detach, "_spawn", child(late))
     with pytest.raises(EndOfRun, match="no room") as caught:
-        launch_train(tiny, text, run, detach=True)
+        launch_train(tiny, run, detach=True)
     assert caught.value.code == Exit.USER
     assert not run.exists()
     info = json.dumps({"schema": RUN_SCHEMA, "status": "running"})
     begins = f"open({str(run / 'run.json')!r}, 'w').write({info!r});"
     begins += f"open({str(run / 'events.jsonl')!r}, 'w').write('x'); import time; time.sleep(20)"
     monkeypatch.setattr(detach, "_spawn", child(begins))
-    launch_train(tiny, text, run, detach=True)
+    launch_train(tiny, run, detach=True)
     assert children[-1].poll() is None, "it was waited for to its end"
     assert "goes on in the background" in capsys.readouterr().out
     monkeypatch.setattr(detach, "STARTING_S", 0.1)
     monkeypatch.setattr(detach, "_spawn", child("import time; time.sleep(100)"))
-    launch_train(tiny, text, run, detach=True)
+    launch_train(tiny, run, detach=True)
     assert "has not begun yet" in capsys.readouterr().out
     while children:
         children[-1].kill()

@@ -123,7 +123,7 @@ def test_a_byte_that_differs_is_fetched_again(
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
     os.utime(victim, (times.st_atime, times.st_mtime))  # nothing that rsync would notice
     assert files(pull(Remote("far", str(far)), machine / "here")) == files(far)
-    assert "differs from its manifest" in capsys.readouterr().err
+    assert "what differs from its manifest is copied again" in capsys.readouterr().err
 
 
 def test_damage_that_stays_is_refused_by_name(machine: Path) -> None:
@@ -145,7 +145,7 @@ def test_what_is_damaged_here_is_not_called_verified_there(damage: str, machine:
     else:
         [part] = newest.glob("*.distcp")
         part.write_bytes(part.read_bytes().replace(b"\0", b"\1", 1))
-    with pytest.raises(CheckpointError, match=r"step-00000002\S* is damaged here already"):
+    with pytest.raises(CheckpointError, match=r"step-00000002.*It is damaged here already"):
         push(run, Remote("far", str(machine / "far")))
     assert (machine / "far" / "mine" / "checkpoints" / "step-00000001" / "manifest.json").is_file()
 
@@ -170,12 +170,33 @@ def test_rsync_brings_manifests_last(machine: Path) -> None:
     shutil.copytree(far, machine / "here" / "mine")
     pull(Remote("far", str(far)), machine / "here")
     first, second = calls.read_text().splitlines()
-    assert "--exclude=checkpoints/*/manifest.json" in first
+    assert "--exclude=step-*/manifest.json" in first
     assert "manifest.json" not in second
     assert all("--exclude=lock" in line for line in (first, second))
     (machine / "bin" / "rsync").write_text("#!/bin/bash\nexit 12\n")
     with pytest.raises(RunError, match="code 12"):
         pull(Remote("far", str(far)), machine / "here")
+
+
+def test_a_byte_that_changed_there_is_copied_again_and_one_that_stays_wrong_is_named(
+    machine: Path,
+) -> None:
+    run = make_run(machine / "mine")
+    there = Path(push(run, Remote("far", str(machine / "far"))).path)
+    victim = next(there.rglob("step-00000002/*.distcp"))
+    times = victim.stat()
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    os.utime(victim, (times.st_atime, times.st_mtime))  # nothing that rsync would notice
+    push(run, Remote("far", str(machine / "far")))
+    assert files(there) == files(run)
+    rsync = shutil.which("rsync")
+    line = f"<fc........ step-00000002/{victim.name}"
+    (machine / "bin" / "rsync").write_text(
+        f'#!/bin/bash\n[[ "$*" == *--dry-run* ]] && echo "{line}"\nexec {rsync} "$@"\n'
+    )
+    (machine / "bin" / "rsync").chmod(0o755)
+    with pytest.raises(CheckpointError, match=rf"{victim.name} differs from its source"):
+        push(run, Remote("far", str(machine / "far")))
 
 
 def test_places_are_written_as_scp_writes_them(machine: Path) -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, RunError
-from foundling.launch.run_files import NOTE, age, empty_trash, list_trash, restore, throw_away
+from foundling.launch.run_files import (
+    NOTE,
+    empty_trash,
+    list_trash,
+    move_to_trash,
+    parse_age,
+    restore,
+)
 from foundling.report.runs import list_runs
 from foundling.runtime.lock import RunLock
 from foundling.runtime.run_dir import RunDir
@@ -29,7 +36,7 @@ def content(path: Path) -> dict[str, bytes]:
 def test_a_run_goes_and_comes_back_as_it_was(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     before = content(run)
-    place = throw_away(run)
+    place = move_to_trash(run)
     assert not run.exists()
     assert place.parent == tmp_path / ".trash"
     assert list_runs(tmp_path) == [], "the trash is not listed among the runs"
@@ -41,7 +48,7 @@ def test_two_of_one_name_and_the_newest_comes_back_first(tmp_path: Path) -> None
     for number in (1, 2):
         run = make_run(tmp_path / "a")
         (run / "which").write_text(str(number))
-        throw_away(run)
+        move_to_trash(run)
         time.sleep(0.01)
     assert len(list_trash(tmp_path)) == 2
     restore(tmp_path / "a", tmp_path)
@@ -57,21 +64,21 @@ def test_two_of_one_name_and_the_newest_comes_back_first(tmp_path: Path) -> None
 def test_a_live_run_and_the_parent_of_one_stay(tmp_path: Path) -> None:
     run, child = make_run(tmp_path / "a"), make_run(tmp_path / "b", parent=tmp_path / "a")
     with RunLock(run), pytest.raises(RunError, match="in use by process"):
-        throw_away(run)
+        move_to_trash(run)
     with RunLock(child), pytest.raises(RunError, match="parent of"):
-        throw_away(run)
-    throw_away(run)
+        move_to_trash(run)
+    move_to_trash(run)
 
 
 def test_what_is_no_run_and_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with pytest.raises(RunError, match="not a run"):
-        throw_away(tmp_path / "data")
+        move_to_trash(tmp_path / "data")
     with pytest.raises(RunError, match="there is nothing"):
         restore(Path("a"), tmp_path)
     broken = make_run(tmp_path / "broken")
     (broken / "run.json").write_text('{"sche')
-    throw_away(broken)
+    move_to_trash(broken)
     assert list_trash(tmp_path)[0].status == "unknown"
 
 
@@ -79,37 +86,37 @@ def test_what_is_thrown_away_is_a_run_or_the_rest_of_a_start(tmp_path: Path) -> 
     rest = tmp_path / "rest"
     (rest / "logs").mkdir(parents=True)
     (rest / "lock").touch()
-    assert throw_away(rest).is_dir()
+    assert move_to_trash(rest).is_dir()
     other = tmp_path / "other"
     other.mkdir()
     for name in ("run.json", "notes.md"):
         (other / name).write_text("{}")
     with pytest.raises(RunError, match=r"beside it stands notes\.md"):
-        throw_away(other)
+        move_to_trash(other)
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"holds no run\.json"):
-        throw_away(tmp_path / "empty")
+        move_to_trash(tmp_path / "empty")
 
 
 def test_emptying_goes_by_age_and_spares_the_finished(tmp_path: Path) -> None:
     for name, status in (("old", "running"), ("new", "running"), ("done", "finished")):
-        place = throw_away(make_run(tmp_path / name, status))
+        place = move_to_trash(make_run(tmp_path / name, status))
         if name != "new":
             note = json.loads((place / NOTE).read_text())
             (place / NOTE).write_text(json.dumps({**note, "since": time.time() - 40 * 86400}))
-    deleted, kept = empty_trash(tmp_path, age("30d"), finished=False)
+    deleted, kept = empty_trash(tmp_path, parse_age("30d"), finished=False)
     assert [entry.origin.name for entry in deleted] == ["old"]
     assert [entry.origin.name for entry in kept] == ["done"]
     assert sorted(entry.origin.name for entry in list_trash(tmp_path)) == ["done", "new"]
-    deleted, _ = empty_trash(tmp_path, age("30d"), finished=True)
+    deleted, _ = empty_trash(tmp_path, parse_age("30d"), finished=True)
     assert [entry.origin.name for entry in deleted] == ["done"]
 
 
 def test_ages() -> None:
-    assert age("2w") == 14 * 86400
-    assert age("1.5h") == 5400
+    assert parse_age("2w") == 14 * 86400
+    assert parse_age("1.5h") == 5400
     with pytest.raises(ConfigError, match="30d"):
-        age("a month")
+        parse_age("a month")
 
 
 def test_the_trash_is_listed_unless_told_otherwise(
@@ -143,18 +150,21 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "needs a run"),
         (["--empty"], "--empty: expected one argument"),
-        (["--list", "a"], "not a; name its folder with --folder"),
-        (["--empty", "0m", "a"], "not a; name its folder with --folder"),
+        (["--list", "a"], "RUN a has no effect with --list"),
+        (["--empty", "0m", "a"], "RUN a has no effect with --empty"),
         (["a", "--finished"], "--finished has no effect"),
         (["a", "--folder", "b"], "--folder has no effect"),
-        (["a", "--list", "--restore"], "not allowed with"),
+        (
+            ["a", "--list", "--restore"],
+            "--list has no effect with --restore; leave one of them out",
+        ),
     ],
 )
 def test_what_is_thrown_away_and_what_is_done_to_the_trash_do_not_mix(
     words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = throw_away(make_run(tmp_path / "runs" / "old"))
+    place = move_to_trash(make_run(tmp_path / "runs" / "old"))
     make_run(tmp_path / "a")
     with pytest.raises(ConfigError, match=named):
         run_verb(["runs", "rm", *words])

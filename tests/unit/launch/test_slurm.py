@@ -13,7 +13,7 @@ from foundling.config.errors import ConfigError, RunError, UserError
 from foundling.config.load import dump_yaml, load_run_config
 from foundling.config.run import RunConfig
 from foundling.launch.bad_nodes import note_bad_node, read_bad_nodes
-from foundling.launch.detach import stay_away
+from foundling.launch.detach import no_requeue_file
 from foundling.launch.slurm import PROFILES, environment, seconds
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.run_dir import RunDir
@@ -263,7 +263,7 @@ def test_a_job_that_runs_stop_has_ended_stays_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script_with(tmp_path, capsys)
-    stay_away(tmp_path / "run", "9").touch()
+    no_requeue_file(tmp_path / "run", "9").touch()
     assert finish(run_script(tmp_path, path, "exit 75"))[0] == 75
     assert said(tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""What `foundling train` makes of its surroundings, before any process is started."""
+"""What `foundling train` makes of its detect_environment, before any process is started."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from foundling.config.load import dump_yaml
 from foundling.config.run import RunConfig
 from foundling.launch import train_job
 from foundling.launch.detach import follow_log, show_log, state_of, stop
-from foundling.launch.launcher import LaunchSpec, here, newest_step
+from foundling.launch.launcher import LaunchSpec, in_this_process, newest_step
 from foundling.launch.logs import log_name, new_launch, newest_log, require_log, tail
 from foundling.launch.train_job import branch_of, launch_train
 from foundling.runtime.lock import RunLock
@@ -31,12 +31,12 @@ def test_one_process_trains_itself_and_more_are_launched(
     tiny: RunConfig, tmp_path: Path, jobs: list[LaunchSpec]
 ) -> None:
     text = dump_yaml(tiny)
-    assert launch_train(tiny, text, tmp_path / "run") is False
-    assert launch_train(tiny, text, tmp_path / "run", nproc=1) is False
+    assert launch_train(tiny, tmp_path / "run") is False
+    assert launch_train(tiny, tmp_path / "run", nproc=1) is False
     assert jobs == []
-    assert launch_train(tiny, text, tmp_path / "run", nproc=3, restarts=0) is True
+    assert launch_train(tiny, tmp_path / "run", nproc=3, restarts=0) is True
     assert (jobs[0].processes, jobs[0].restarts, jobs[0].settings) == (3, 0, text)
-    assert launch_train(tiny, text, tmp_path / "run", nproc=1, restarts=2) is True
+    assert launch_train(tiny, tmp_path / "run", nproc=1, restarts=2) is True
     assert not (tmp_path / "run").exists()
 
 
@@ -44,10 +44,10 @@ def test_a_rank_joins_and_refuses_what_would_be_ignored(
     tiny: RunConfig, tmp_path: Path, jobs: list[LaunchSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert launch_train(tiny, "", tmp_path) is False
+    assert launch_train(tiny, tmp_path) is False
     for option in ({"nproc": 2}, {"detach": True}, {"restarts": 1}):
         with pytest.raises(ConfigError, match=f"--{next(iter(option))} has no effect"):
-            launch_train(tiny, "", tmp_path, **option)  # type: ignore[arg-type]
+            launch_train(tiny, tmp_path, **option)  # type: ignore[arg-type]
 
 
 def test_a_rank_dies_with_a_torchrun_that_is_not_ours(
@@ -56,13 +56,13 @@ def test_a_rank_dies_with_a_torchrun_that_is_not_ours(
     found: list[int] = []
     monkeypatch.setattr(train_job, "die_with_parent", found.append)
     monkeypatch.setenv("RANK", "1")
-    launch_train(tiny, "", tmp_path)
+    launch_train(tiny, tmp_path)
     assert found == [], "srun ends its tasks itself"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    launch_train(tiny, "", tmp_path)
+    launch_train(tiny, tmp_path)
     assert found == [os.getppid()]
     monkeypatch.setenv("FOUNDLING_OUTCOMES", str(tmp_path))
-    launch_train(tiny, "", tmp_path)
+    launch_train(tiny, tmp_path)
     assert len(found) == 1, "our own worker has done it"
 
 
@@ -72,13 +72,13 @@ def test_mistakes_are_found_before_anything_is_started(
     from foundling.config.load import load_config
 
     with pytest.raises(ConfigError, match=r"data\.sources"):
-        launch_train(load_config("hamlet"), "", tmp_path, nproc=2)
+        launch_train(load_config("hamlet"), tmp_path, nproc=2)
     RunDir(tmp_path / "done").write_info({"status": "finished", "parent": None})
     with pytest.raises(RunError, match="is finished"):
-        launch_train(tiny, "", tmp_path / "done", nproc=2)
+        launch_train(tiny, tmp_path / "done", nproc=2)
     monkeypatch.setenv("SLURM_JOB_ID", "4")
     with pytest.raises(ConfigError, match="--detach"):
-        launch_train(tiny, "", tmp_path / "new", detach=True)
+        launch_train(tiny, tmp_path / "new", detach=True)
     assert jobs == []
 
 
@@ -101,10 +101,10 @@ def test_the_output_of_one_process_is_kept_once_the_run_is_ours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    with here(tmp_path / "run"):
+    with in_this_process(tmp_path / "run"):
         print("refused")
     assert not (tmp_path / "run").exists(), "a refused command leaves nothing behind"
-    with here(tmp_path / "run"), RunLock(tmp_path / "run"):
+    with in_this_process(tmp_path / "run"), RunLock(tmp_path / "run"):
         print("\x1b[33mstep 1\x1b[0m")
     assert capsys.readouterr().out == "refused\n\x1b[33mstep 1\x1b[0m\n"
     log = newest_log(tmp_path / "run")

@@ -10,7 +10,7 @@ from torch import nn
 
 from foundling.config.errors import ConfigError
 from foundling.config.model import ModelConfig
-from foundling.config.optim import OptimConfig, block_for
+from foundling.config.optim import OptimConfig, moment_block_size
 from foundling.model.transformer import Transformer
 from foundling.optim.adamw8bit import bounds, pack, table, unpack
 from foundling.optim.optimizer import build_optimizer, ensure_state, saved_state, set_lr
@@ -79,7 +79,7 @@ def test_zeros_stay_zeros_and_nothing_else_does() -> None:
 
 
 def test_blocks_divide_rows() -> None:
-    assert [block_for(width) for width in (64, 768, 1408, 96, 48, 40, 23)] == [
+    assert [moment_block_size(width) for width in (64, 768, 1408, 96, 48, 40, 23)] == [
         64, 64, 64, 32, 16, 0, 0,
     ]  # fmt: skip
 
@@ -140,7 +140,7 @@ def test_a_step_is_adamws_from_what_was_kept() -> None:
             wanted = weight - lr * decay * weight - lr * corrected[0] / (corrected[1] + 1e-8)
             np.testing.assert_allclose(named[name].detach(), wanted, rtol=2e-6, atol=2e-7)
             found_m, found_root = held(optimizer, named[name])
-            block, seen = block_for(SHAPES[name][1]), np.abs(g).sum(1) > 0
+            block, seen = moment_block_size(SHAPES[name][1]), np.abs(g).sum(1) > 0
             assert gap(found_m[seen], m[seen], True, block) < 1.01
             assert gap(found_root[seen], np.sqrt(v)[seen], False, block) < 1.01
             np.testing.assert_allclose(found_m[~seen], 0.9 * before[name][1][~seen], rtol=1e-6)

@@ -74,9 +74,9 @@ def test_rows_of_another_length_fill_a_micro_step_alike() -> None:
     config = phased("llama-1.24b", LONG, train__batch_size="3", train__global_batch_tokens="0")
     cuts = [phase.seq_len for phase in plan_horizon(load_config("llama-1.24b"), 8).phases]
     assert cuts == [2048]
-    from foundling.config.data import mixes_of
+    from foundling.config.data import phase_mixtures
 
-    short, long = (spec for _, spec in mixes_of(config.data, 2048))
+    short, long = (spec for _, spec in phase_mixtures(config.data, 2048))
     assert (micro_rows(config.train, short), micro_rows(config.train, long)) == (3, 1)
     assert batch_tokens(config, 8) == 3 * 8 * 2048
 

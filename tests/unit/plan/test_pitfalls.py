@@ -6,7 +6,7 @@ from asking import OPEN, plan
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError
 from foundling.config.load import load_config
-from foundling.config.parallel import check_tensor, why_not_divisible
+from foundling.config.parallel import check_tensor, tensor_parallel_problem
 from foundling.config.presets import find_preset
 from foundling.plan.hardware import TABLE
 from foundling.plan.layout import Machine, MeshLayout, layouts_of
@@ -41,7 +41,7 @@ def test_auto_never_takes_such_a_degree() -> None:
         model = load_config(target).model
         for degree in (1, 2, 4, 8):
             layouts = list(layouts_of(model, machine, degree))
-            assert bool(layouts) == (not why_not_divisible(model, degree))
+            assert bool(layouts) == (not tensor_parallel_problem(model, degree))
     assert MeshLayout(tensor=8) in layouts, "pure tensor parallelism is one of them"
 
 
