@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from foundling.config.data_manifest import Manifest
-    from foundling.data.build.executor import Specs
+    from foundling.data.open_source import Specs
     from foundling.eval.contamination import Contamination
 
 
@@ -178,7 +178,7 @@ def _output(options: Options) -> Path:
 
 
 def _specs(options: Options) -> "Specs":
-    from foundling.data.build.executor import Specs
+    from foundling.data.open_source import Specs
 
     names = ("text", "template", "schema", "max_chars", "stream")
     reading = {name: getattr(options, name) for name in names}

@@ -18,7 +18,6 @@ import json
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from functools import cache
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -159,14 +158,6 @@ class FastEncoder:
             return None
         lengths = np.array([memoryview(one).nbytes for one in found]) // ranks.itemsize + 2
         return self._table(bos, eos, dtype).take(ranks), lengths
-
-    def for_another_thread(self) -> "FastEncoder":
-        """The same with an engine of its own: an engine belongs to the thread that used it first,
-        and every other takes a seventh longer (what it scribbles on lies in a pool behind a lock).
-        """
-        other = copy(self)
-        other.encoding = copy(self.encoding)
-        return other
 
     def _table(self, bos: int, eos: int, dtype: type[Any]) -> NDArray[Any]:
         """The id of each rank, those of the two tokens around a document included."""

@@ -191,14 +191,6 @@ class Tokenizer:
                 )
             return None, str(reason)
 
-    def for_another_thread(self) -> "Tokenizer":
-        """The same, for a thread that has much to encode: as quick there as this one is here."""
-        quick, why = self._quick
-        other = Tokenizer.__new__(Tokenizer)
-        other.__dict__.update(self.__dict__)
-        other.__dict__["_quick"] = (quick and quick.for_another_thread(), why)
-        return other
-
     def encode(self, text: str) -> list[int]:
         """Ids of a text; never a special token, whatever the text spells."""
         return self.encode_batch([text])[0]

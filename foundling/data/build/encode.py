@@ -12,11 +12,11 @@ import json
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,9 +159,7 @@ PART_CHARS = 8_000_000
 PART_TEXTS = 4
 """Of every part so many texts are encoded by `tokenizers` too, and compared."""
 END_NAME = "end.json"
-
-Verdict = Literal["take", "skip", "stop"]
-Claim = Callable[[int], Verdict]
+TAKEN = ".taken"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,30 +209,39 @@ class Finished(NamedTuple):
 
 
 def run_task(
-    encoder: PieceEncoder, piece: "Piece", folder: Path, claim: Claim, *, durable: bool = False
+    encoder: PieceEncoder,
+    piece: "Piece",
+    folder: Path,
+    *,
+    shared: bool = False,
+    durable: bool = False,
 ) -> Iterator[Finished]:
-    """Write the parts of a piece that `claim` allows, and how many there are once that is known."""
+    """Write the parts of a piece that are not there, and how many there are once that is known;
+    one that is `shared` with other workers of this machine, only those that nobody has taken."""
     folder.mkdir(exist_ok=True)  # without parents: when they are gone, the build is over
     number = 0
     for number, (rows, tally) in enumerate(chunks(piece, encoder.job), 1):
-        verdict = claim(number - 1)
-        if verdict == "stop":
-            return
-        if verdict == "take":
-            part = encode_rows(rows, encoder, tally)
-            path = part_path(folder, number - 1)
-            yield Finished(number - 1, write_part(path, part, durable=durable))
+        path = part_path(folder, number - 1)
+        if path.is_file() or (shared and not _is_free(path)):
+            continue
+        part = encode_rows(rows, encoder, tally)
+        yield Finished(number - 1, write_part(path, part, durable=durable))
     write_text_atomic(folder / END_NAME, json.dumps({"parts": number}) + "\n", durable=durable)
 
 
-def run_alone(encoder: PieceEncoder, piece: "Piece", folder: Path) -> None:
-    """A task on another machine, which has its piece to itself: encode what is not there."""
-
-    def claim(number: int) -> Verdict:
-        return "skip" if part_path(folder, number).is_file() else "take"
-
+def _is_free(path: Path) -> bool:
+    """Take a part for this worker, unless another has; a start of the build lets all go again."""
     try:
-        for _ in run_task(encoder, piece, folder, claim, durable=True):
+        path.with_suffix(TAKEN).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def run_alone(encoder: PieceEncoder, piece: "Piece", folder: Path) -> None:
+    """A task on another machine, which has its piece to itself."""
+    try:
+        for _ in run_task(encoder, piece, folder, durable=True):
             pass
     except FileNotFoundError:
         if folder.parent.is_dir():

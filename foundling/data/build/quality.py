@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from foundling.config.errors import ConfigError, DataError
-from foundling.data.build.executor import die_with_parent
+from foundling.data.build.executor import end_with_parent
 from foundling.data.readers.source import FILTERED, Kind, Piece, Row, excerpt, unusable
 from foundling.runtime.console import say
 from foundling.runtime.files import sha256_file, write_text_atomic
@@ -167,7 +167,7 @@ def _run(pieces: Sequence[Piece], names: Sequence[str], folder: Path, workers: i
 
 def _begin(folder: Path) -> None:
     """In every worker of the stage: end with the parent, and send datatrove's log to a file."""
-    die_with_parent()
+    end_with_parent()
     log = os.open(folder / "datatrove.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 2)
 
