@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.readers.columns import (
@@ -93,43 +93,42 @@ def cuts(file: File, form: Form) -> Iterator[Range | RowRange]:
     elif form.compression or file.local is None or form.format not in ("txt", "jsonl"):
         yield WHOLE
     else:
-        yield from _spans(file, (b"\n\n", b"\n\r\n") if form.format == "txt" else (b"\n",))
+        yield from _spans(file, form.format == "txt")
 
 
-def _spans(file: File, marks: tuple[bytes, ...]) -> Iterator[RowRange]:
-    """Parts that end at one of the marks; lines are counted on the way."""
-    start, first_line = 0, 1
+def _spans(file: File, is_txt: bool) -> Iterator[RowRange]:
+    """Parts that end with a row; lines are counted on the way."""
+    start, first_line, stop = 0, 1, 0
     try:
         with file.open() as stream:
             size = stream.seek(0, 2)
             stream.seek(0)
-            at, line, tail = 0, 1, b""
-            while block := stream.read(_STEP):
-                window = tail + block
-                # A cut at least this far into the window gives a part that is large enough.
-                enough = int(size_of_piece(size, size - start, LEAST_BYTES, MOST_PIECES))
-                reach = start + enough - (at - len(tail))
-                found = -1
-                if reach < len(window):
-                    found = _first(window, marks, max(reach, 0))
-                if found >= 0 and at - len(tail) + found < size:
-                    cut = at - len(tail) + found
-                    # `line` counts what comes before the block, and a cut may lie in the tail.
-                    lines = line - tail.count(b"\n", found)
-                    lines += block.count(b"\n", 0, max(0, found - len(tail)))
-                    yield RowRange(start, cut, first_line)
-                    start, first_line = cut, lines
-                line += block.count(b"\n")
-                at += len(block)
-                tail = window[-2:]
+            while stop < size:
+                left = int(size_of_piece(size, size - start, LEAST_BYTES, MOST_PIECES))
+                lines = 0
+                while left and (block := stream.read(min(left, _STEP))):
+                    lines += block.count(b"\n")
+                    left -= len(block)
+                lines += _lines_to_row_end(stream, is_txt)
+                stop = stream.tell()
+                if stop < size:
+                    yield RowRange(start, stop, first_line)
+                    start, first_line = stop, first_line + lines
     except DAMAGE as error:
         raise_if_passing(error, file.name)
     yield RowRange(start, None, first_line)
 
 
-def _first(window: bytes, marks: tuple[bytes, ...], start: int) -> int:
-    ends = [at + 1 for mark in marks if (at := window.find(mark, start)) >= 0]
-    return min(ends, default=-1)
+def _lines_to_row_end(stream: BinaryIO, is_txt: bool) -> int:
+    """Read on to the end of a line, of plain text to a blank one; how many lines end on the way."""
+    lines, whole = 0, False
+    while line := stream.readline(_STEP):
+        ends = line.endswith(b"\n")
+        lines += ends
+        if ends and (not is_txt or (whole and not line.strip())):
+            break
+        whole = ends
+    return lines
 
 
 FIRST_ROWS = 64

@@ -264,12 +264,10 @@ def _filtered(batch: Any, first: int, filters: tuple[Filter, ...]) -> tuple[list
         return places, batch
     kept = np.ones(batch.num_rows, np.bool_)
     for filter in filters:
-        if filter.column in batch.schema.names:
-            column = batch.column(filter.column)
-            kept &= filter.mask(column, column.to_pylist)
-        else:
-            rows = batch.select([filter.column.split(".")[0]]).to_pylist()
-            kept &= np.fromiter(map(filter.accepts, rows), np.bool_, len(rows))
+        whole = filter.column in batch.schema.names
+        name = filter.column if whole else filter.column.split(".")[0]
+        rows = batch.select([name]).to_pylist()
+        kept &= np.fromiter(map(filter.accepts, rows), np.bool_, len(rows))
     return (np.flatnonzero(kept) + first).tolist(), batch.filter(pa.array(kept))
 
 
