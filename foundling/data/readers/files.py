@@ -47,9 +47,7 @@ from foundling.data.readers.source import (
     Piece,
     ReadOptions,
     Row,
-    Texts,
     broken_off,
-    flat,
 )
 from foundling.data.readers.text import (
     Record,
@@ -167,23 +165,9 @@ class FilePiece:
 
     def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
         """Usable rows, and a row with a problem wherever there is one."""
-        return flat(self.lots(tally))
+        return islice(self._rows(Counter() if tally is None else tally), self.limit)
 
-    def lots(self, tally: Counter[str] | None = None) -> Iterator[Row | Texts]:
-        """The same, documents of a table together."""
-        left = self.limit
-        for lot in self._lots(Counter() if tally is None else tally):
-            count = len(lot.texts) if isinstance(lot, Texts) else 1
-            if left is not None and count > left:
-                if left and isinstance(lot, Texts):
-                    yield lot.upto(left)
-                return
-            yield lot
-            left = None if left is None else left - count
-            if left == 0:
-                return
-
-    def _lots(self, tally: Counter[str]) -> Iterator[Row | Texts]:
+    def _rows(self, tally: Counter[str]) -> Iterator[Row]:
         maker = RowBuilder(
             source=self.source,
             file=self.file.name,
@@ -192,18 +176,16 @@ class FilePiece:
             tally=tally,
         )
         place = self.part.first_row if isinstance(self.part, Range) else self.part.first_line
-        lot: Row | Texts | None = None
         rows = 0
+        row: Row | None = None
         try:
-            for lot in self._made(maker):
+            for row in self._made(maker):
                 rows += 1
-                yield lot
+                yield row
         except DAMAGE as error:
             raise_if_passing(error, self.file.name)
-            if isinstance(lot, Texts):
-                place = lot.places[-1] + 1
-            elif lot is not None:
-                place = int(lot.where.rpartition(":")[2]) + 1
+            if row is not None:
+                place = int(row.where.rpartition(":")[2]) + 1
             # A table may be read from its middle, and its places are numbers of rows.
             rows = place if isinstance(self.part, Range) else rows
             lost = error.lost_rows(rows) if isinstance(error, Broken) else 0
@@ -211,7 +193,7 @@ class FilePiece:
             reason = f"the file cannot be read from here on ({reason_of(error)}{loss})"
             yield maker.bad(reason, place, lost=lost)
 
-    def _made(self, maker: RowBuilder) -> Iterator[Row | Texts]:
+    def _made(self, maker: RowBuilder) -> Iterator[Row]:
         filters = parse_filters(self.options.where)
         if isinstance(self.part, Range):
             yield from read_table(self.file, self.form.format, self.part, filters, maker)

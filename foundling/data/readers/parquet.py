@@ -28,7 +28,7 @@ from foundling.data.readers.file_formats import (
     reason_of,
 )
 from foundling.data.readers.row_builder import NOT_UTF8, Bad, RowBuilder
-from foundling.data.readers.source import FILTERED, File, Row, Texts
+from foundling.data.readers.source import FILTERED, File, Row
 
 BATCH_BYTES = 4 << 20
 BATCH_ROWS = 4096
@@ -187,7 +187,7 @@ def _batches(reader: Any, count: int) -> Iterator[Any]:
 
 def read_table(
     file: File, format: str, part: Range, filters: tuple[Filter, ...], maker: RowBuilder
-) -> Iterator[Row | Texts]:
+) -> Iterator[Row]:
     """Rows of a range; damage in the file raises one of DAMAGE."""
     first = part.first_row
     is_parquet = format == "parquet"
@@ -227,9 +227,7 @@ def _rows_at_once(rows: int, size: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(size, 1)))
 
 
-def _rows(
-    batch: Any, first: int, filters: tuple[Filter, ...], maker: RowBuilder
-) -> Iterator[Row | Texts]:
+def _rows(batch: Any, first: int, filters: tuple[Filter, ...], maker: RowBuilder) -> Iterator[Row]:
     try:
         batch.validate(full=True)
         places, passed = _filtered(batch, first, filters)
@@ -247,14 +245,8 @@ def _rows(
         return
     if len(values) < batch.num_rows:
         maker.tally[FILTERED] += batch.num_rows - len(values)
-    if column is not None:
-        together = maker.texts(values, places)
-        yield from [together] if together else map(maker.text, values, places)
-        return
-    for place, value in zip(places, values, strict=True):
-        row = maker.record(value, place)
-        if row is not None:
-            yield row
+    make = maker.record if column is None else maker.text
+    yield from (row for row in map(make, values, places) if row is not None)
 
 
 def _filtered(batch: Any, first: int, filters: tuple[Filter, ...]) -> tuple[list[int] | range, Any]:
