@@ -158,7 +158,7 @@ class DataSet:
     def shard(self, number: int) -> Shard:
         """One shard, mapped."""
         info = self.shards[number]
-        return SHARDS.get((self._where, info.sha256), lambda: _open_shard(self.folder, info))
+        return SHARDS.get((self._where, info.sha256), lambda: open_shard(self.folder, info))
 
     def verify(self, *, changed_only: bool = False) -> None:
         """Hash every shard of both splits and compare with the manifest; with `changed_only`,
@@ -271,7 +271,9 @@ class PackedDataset:
         return total
 
 
-def _open_shard(folder: Path, info: ShardInfo) -> Shard:
+def open_shard(folder: Path, info: ShardInfo) -> Shard:
+    """Map a shard that is of the size, and holds the documents, that the manifest says."""
+    _check_size(folder, info)
     path = folder / info.name
     shard = read_shard(path)
     if len(shard) != info.documents or len(shard.tokens) != info.tokens:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foundling.config.data_manifest import Manifest, ShardInfo
+from foundling.config.data_manifest import Manifest, ShardInfo, shard_problem
 from foundling.config.errors import DataError
 from foundling.runtime.files import fsync_dir, sha256_file, write_text_atomic
 from foundling.tokenizer.tokenizer import Tokenizer
@@ -245,25 +245,10 @@ def all_shards(manifest: Manifest) -> tuple[ShardInfo, ...]:
     return (*manifest.train, *manifest.val)
 
 
-def wrong_size(folder: Path, info: ShardInfo) -> str | None:
-    """What is wrong with a shard at first sight, as a sentence; None if nothing is."""
-    path = folder / info.name
-    if not path.is_file():
-        return f"{path} is missing; copy it back or build the data set again."
-    size = path.stat().st_size
-    if size != info.file_bytes:
-        return (
-            f"{path} has {size} bytes where the manifest says {info.file_bytes}; copy it again or"
-            " build the data set again."
-        )
-    return None
-
-
 def wrong_hash(folder: Path, info: ShardInfo) -> str | None:
     """What is wrong with a shard after reading all of it, as a sentence; None if nothing is."""
-    first = wrong_size(folder, info)
-    if first is not None:
-        return first
+    if problem := shard_problem(folder, info):
+        return problem
     path = folder / info.name
     try:
         digest = sha256_file(path)

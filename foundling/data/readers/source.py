@@ -7,7 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, get_args
 
 from foundling.config.errors import ConfigError, DataError
 from foundling.tokenizer.chat import Message, is_learned, role_and_content
@@ -15,15 +15,7 @@ from foundling.tokenizer.chat import Message, is_learned, role_and_content
 Schema = Literal[
     "auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "preference"
 ]
-SCHEMAS: tuple[Schema, ...] = (
-    "auto",
-    "text",
-    "messages",
-    "sharegpt",
-    "alpaca",
-    "prompt-completion",
-    "preference",
-)
+SCHEMAS: tuple[Schema, ...] = get_args(Schema)
 
 
 @dataclass(frozen=True, kw_only=True)
