@@ -37,7 +37,6 @@ from foundling.data.readers.parquet import (
     ranges,
     read_table,
     schema_of,
-    size_of_piece,
 )
 from foundling.data.readers.row_builder import RowBuilder, template_fields
 from foundling.data.readers.source import (
@@ -102,8 +101,7 @@ def _spans(file: File, is_txt: bool) -> Iterator[RowRange]:
             size = stream.seek(0, 2)
             stream.seek(0)
             while stop < size:
-                left = int(size_of_piece(size, size - start, LEAST_BYTES, MOST_PIECES))
-                lines = 0
+                left, lines = max(LEAST_BYTES, size // MOST_PIECES), 0
                 while left and (block := stream.read(min(left, _STEP))):
                     lines += block.count(b"\n")
                     left -= len(block)

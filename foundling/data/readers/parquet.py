@@ -32,8 +32,6 @@ from foundling.data.readers.source import FILTERED, File, Row
 
 BATCH_BYTES = 4 << 20
 BATCH_ROWS = 4096
-LONG = 8
-"""Pieces from which on a file is long."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +77,6 @@ def check_text_column(file: str, schema: Any, column: str) -> None:
         )
 
 
-def size_of_piece(total: int, left: int, least: int, most: int) -> float:
-    """Bytes of the next piece of a file of which so many are left.
-
-    The last ones of a long file are half as large, so that no worker is waited for long.
-    """
-    size = max(least, total / most)
-    return size / 2 if total > LONG * size and left <= 2 * size else size
-
-
 def ranges(file: File, format: str, least_bytes: int, most: int) -> Iterator[Range]:
     """Cut a table into some `most` ranges of at least `least_bytes`; the last has no end.
 
@@ -96,14 +85,13 @@ def ranges(file: File, format: str, least_bytes: int, most: int) -> Iterator[Ran
     if format == "arrow" and file.local is None:  # it would have to be read to be cut
         yield Range(0, None, 0)
         return
-    start = first = rows = size = past = 0
+    start = first = rows = size = 0
     for number, (group_rows, group_bytes, total) in enumerate(_groups(file, format)):
-        if rows and size >= size_of_piece(total, total - past + size, least_bytes, most):
+        if rows and size >= max(least_bytes, total / most):
             yield Range(start, number, first)
             start, first, rows, size = number, first + rows, 0, 0
         rows += group_rows
         size += group_bytes
-        past += group_bytes
     yield Range(start, None, first)
 
 
