@@ -19,7 +19,6 @@ from foundling.data.build.encode import (
     Finished,
     PieceEncoder,
     one_thread,
-    parts_in_all,
     run_task,
 )
 from foundling.data.build.scheduler import BuildTask, Scheduler
@@ -77,7 +76,7 @@ class Here:
             finished = next(self._running[task.folder], None)
             if finished is None:
                 del self._running[task.folder]
-                task.in_all = parts_in_all(task.folder)
+                task.scan()
             else:
                 task.parts[finished.number] = finished.info
 
@@ -170,7 +169,7 @@ class Workers:
             task.parts[value.number] = value.info
         elif task is not None:
             worker.task = None
-            task.in_all = value
+            task.scan()
 
     def close(self) -> None:
         """End the workers at once: what they were writing has no name yet."""
@@ -217,7 +216,7 @@ def _work(pipe: Connection) -> None:
             piece, folder = pipe.recv()
             for finished in run_task(encoder, piece, folder, shared=True):
                 pipe.send(("part", finished))
-            pipe.send(("end", parts_in_all(folder)))
+            pipe.send(("end", None))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except UserError as error:

@@ -188,14 +188,6 @@ class Scheduler:
         """Whether the frontier has come to the end of every source."""
         return all(lane.ended for lane in self._lanes)
 
-    def refresh(self) -> None:
-        """Look at the disk for what others have finished."""
-        for lane in self._lanes:
-            for task in lane.tasks[lane.at :]:
-                if not task.done:
-                    task.scan()
-        self.advance()
-
 
 # How far a build has come: counted here, shown by the caller.
 
