@@ -34,8 +34,9 @@ from foundling.config.packing_spec import (
 from foundling.data.batch import Batch, BatchBuffer, Counts, collate_into
 from foundling.data.packing import Plan, StreamPlan, is_stream, plan_for
 from foundling.data.segments import Span
-from foundling.data.shard import Shard, Tokens, damage, read_shard
+from foundling.data.shard import Shard, Tokens, damage, own_tokenizer, read_shard
 from foundling.runtime.console import say
+from foundling.tokenizer.tokenizer import Tokenizer
 
 Thing = TypeVar("Thing")
 
@@ -163,7 +164,11 @@ class DataSet:
     def verify(self, *, changed_only: bool = False) -> None:
         """Hash every shard of both splits and compare with the manifest; with `changed_only`,
         those that were changed since they were last found whole."""
-        own = self.folder / TOKENIZER_FOLDER
+        path = self.folder / TOKENIZER_FOLDER
+
+        def own() -> Tokenizer | None:
+            return own_tokenizer(path, self.manifest) if path.exists() else None
+
         wrong = damage(self.folder, self.manifest, own, changed_only=changed_only)
         if wrong:
             more = f" ({len(wrong) - 1} more are not whole either)" if len(wrong) > 1 else ""

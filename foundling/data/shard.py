@@ -245,52 +245,43 @@ def all_shards(manifest: Manifest) -> tuple[ShardInfo, ...]:
     return (*manifest.train, *manifest.val)
 
 
-def wrong_hash(folder: Path, info: ShardInfo) -> str | None:
-    """What is wrong with a shard after reading all of it, as a sentence; None if nothing is."""
+def wrong_shard(
+    folder: Path, info: ShardInfo, manifest: Manifest, tokenizer: Tokenizer | None
+) -> list[str]:
+    """What is wrong with a shard after reading all of it, a sentence each. It is opened only if its
+    checksum is right: Arrow believes what a file says about itself, and a flipped bit there can end
+    the process."""
     if problem := shard_problem(folder, info):
-        return problem
+        return [problem]
     path = folder / info.name
     try:
         digest = sha256_file(path)
     except OSError as error:
-        return f"{path} cannot be read ({error.strerror}); copy it again."
+        return [f"{path} cannot be read ({error.strerror}); copy it again."]
     if digest != info.sha256:
-        return (
+        return [
             f"{path} is damaged (its sha256 is not the manifest's); copy it again or build the data"
             " set again."
-        )
-    return None
-
-
-def wrong_shard(
-    folder: Path, info: ShardInfo, manifest: Manifest, tokenizer: Tokenizer | None
-) -> list[str]:
-    """What is wrong with a shard, a sentence each. It is opened only if its checksum is right:
-    Arrow believes what a file says about itself, and a flipped bit there can end the process."""
-    damaged = wrong_hash(folder, info)
-    if damaged:
-        return [damaged]
-    return wrong_content(folder / info.name, info, manifest, tokenizer)
+        ]
+    return wrong_content(path, info, manifest, tokenizer)
 
 
 def damage(
     folder: Path,
     manifest: Manifest,
-    tokenizer: Path,
+    tokenizer: Callable[[], Tokenizer | None],
     *,
     changed_only: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> list[str]:
     """A sentence for every finding in shards that are not what the manifest says; notes what was
-    whole. `tokenizer` is where the data set's own lies; without one, BOS and EOS are unknown."""
+    whole. `tokenizer` opens the data set's own; without one, BOS and EOS are unknown."""
     noted = _read_note(folder) if changed_only else {}
     doubtful = [
         info for info in all_shards(manifest) if noted.get(info.name) != _mark(folder, info)
     ]
-    if not doubtful:
-        return []
-    own = own_tokenizer(tokenizer, manifest) if tokenizer.exists() else None
+    own = tokenizer() if doubtful else None
     found = each_of(
         doubtful,
         lambda info: wrong_shard(folder, info, manifest, own),
@@ -298,8 +289,8 @@ def damage(
         progress=progress,
     )
     sentences = [sentence for wrong in found for sentence in wrong]
-    if not sentences:
-        note_whole(folder, manifest)
+    if doubtful and not sentences:
+        _note_whole(folder, manifest)
     return sentences
 
 
@@ -319,7 +310,7 @@ def each_of(
             yield result
 
 
-def note_whole(folder: Path, manifest: Manifest) -> None:
+def _note_whole(folder: Path, manifest: Manifest) -> None:
     """Note that every shard was found whole; a folder that cannot be written to goes without."""
     shards = {info.name: _mark(folder, info) for info in all_shards(manifest)}
     with suppress(OSError):
