@@ -1,5 +1,6 @@
 """Executors of a build on a cluster: Ray tasks and a SLURM array."""
 
+import hashlib
 import importlib
 import os
 import pickle
@@ -136,7 +137,7 @@ SCRIPT = """#!/bin/sh
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=1
 #SBATCH --output={log}
-cd {cwd} && exec {python} -m foundling.data.build.executor_cluster {round}
+cd {cwd} && exec {python} -m foundling.data.build.executor_cluster {round} {digest}
 """
 
 
@@ -179,7 +180,8 @@ class SlurmArray:
         self._folder.mkdir(parents=True, exist_ok=True)
         pieces = [(task.piece, task.folder.resolve()) for task in self._tasks]
         round_file = self._folder / "round.pickle"
-        round_file.write_bytes(pickle.dumps((self._job, pieces, tasks)))
+        order = pickle.dumps((self._job, pieces, tasks))
+        round_file.write_bytes(order)
         script = self._folder / "array.sh"
         script.write_text(
             SCRIPT.format(
@@ -187,6 +189,7 @@ class SlurmArray:
                 cwd=shlex.quote(os.getcwd()),
                 python=shlex.quote(sys.executable),
                 round=shlex.quote(str(round_file)),
+                digest=hashlib.sha256(order).hexdigest(),
             )
         )
         command = ["sbatch", "--wait", "--parsable", f"--array=0-{tasks - 1}", str(script)]
@@ -227,9 +230,13 @@ class SlurmArray:
             self._array = None
 
 
-def run_share(round_file: Path, number: int) -> None:
-    """One task of the array: every so many-th piece, from the `number`-th on."""
-    job, pieces, tasks = pickle.loads(round_file.read_bytes())
+def run_share(round_file: Path, digest: str, number: int) -> None:
+    """One task of the array: every so many-th piece, from the `number`-th on. The batch script, of
+    which SLURM keeps a copy, says the digest: nothing is unpickled that another has written."""
+    order = round_file.read_bytes()
+    if hashlib.sha256(order).hexdigest() != digest:
+        raise DataError(f"{round_file} is not what the build wrote; start it again to go on.")
+    job, pieces, tasks = pickle.loads(order)
     one_thread()
     encoder = job.open()
     for piece, folder in pieces[number::tasks]:
@@ -241,7 +248,7 @@ def run_share(round_file: Path, number: int) -> None:
 def main(words: Sequence[str]) -> int:
     """What the batch script runs."""
     try:
-        run_share(Path(words[0]), int(os.environ["SLURM_ARRAY_TASK_ID"]))
+        run_share(Path(words[0]), words[1], int(os.environ["SLURM_ARRAY_TASK_ID"]))
     except UserError as error:
         print(error, flush=True)
         return error.exit_code

@@ -15,6 +15,7 @@ from build_samples import Numbers, files, learn, make, text
 
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.build import encode
+from foundling.data.build.executor_cluster import run_share
 from foundling.data.open_source import Specs
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -161,6 +162,12 @@ def test_a_source_that_changes_meanwhile_is_refused(
     monkeypatch.setattr("foundling.data.build.executor_cluster.subprocess.Popen", change)
     with pytest.raises(DataError, match="is not what it was when the build began"):
         make(source, tokenizer, tmp_path / "d", engine="slurm", workers=2)
+
+
+def test_an_order_that_another_has_written_is_not_unpickled(tmp_path: Path) -> None:
+    (tmp_path / "round.pickle").write_bytes(b"cbuiltins\nprint\n(S'run'\ntR.")
+    with pytest.raises(DataError, match=r"round\.pickle is not what the build wrote"):
+        run_share(tmp_path / "round.pickle", "0" * 64, 0)
 
 
 def test_engines_that_are_not_there_are_named(
