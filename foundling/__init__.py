@@ -47,9 +47,9 @@ def load(
     """
     from foundling.checkpoint.bundle import load_bundle
     from foundling.generate.text import TextModel
-    from foundling.runtime.device import choose
+    from foundling.runtime.device import choose_device
 
-    bundle = load_bundle(source, choose(device, "fp32").device)
+    bundle = load_bundle(source, choose_device(device, "fp32").device)
     return TextModel(bundle.model, bundle.tokenizer, bundle.context, weights=weights)
 
 

@@ -22,7 +22,7 @@ from foundling.data.build.encode import (
     run_task,
 )
 from foundling.data.build.scheduler import BuildTask, Scheduler
-from foundling.runtime.files import NO_ROOM
+from foundling.runtime.files import DISK_FULL
 from foundling.runtime.processes import die_with_parent
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -222,5 +222,5 @@ def _work(pipe: Connection) -> None:
     except UserError as error:
         pipe.send(("refused", str(error)))
     except BaseException as error:
-        full = isinstance(error, OSError) and error.errno in NO_ROOM
+        full = isinstance(error, OSError) and error.errno in DISK_FULL
         pipe.send(("no room", error) if full else ("failed", traceback.format_exc()))
