@@ -27,7 +27,7 @@ from foundling.config.packing_spec import (
     PackingSpec,
     read_size_cache,
     shard_key,
-    stream_size,
+    concat_size,
     total_size,
     write_size_cache,
 )
@@ -220,7 +220,7 @@ class PackedDataset:
         """The size of each shard: by arithmetic, from the cache file, or by packing it."""
         infos = self.data.shards
         if self._is_stream:
-            return [stream_size(info, self.packing_spec.seq_len) for info in infos]
+            return [concat_size(info, self.packing_spec.seq_len) for info in infos]
         cache = read_size_cache(self.data.folder, self.packing_spec)
         missing = [number for number, info in enumerate(infos) if shard_key(info) not in cache]
         last = time.monotonic()
