@@ -150,7 +150,7 @@ def build_data(
     `foundling.data.build.build.build_from_specs`, such as workers (int) or filters (list of str).
     """
     from foundling.data.build.build import build_from_specs
-    from foundling.data.build.executor import Specs
+    from foundling.data.open_source import Specs
 
     specs = Specs(
         specs=(sources,) if isinstance(sources, str) else tuple(sources),

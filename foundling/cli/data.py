@@ -95,7 +95,7 @@ def _build(options: Options) -> None:
     if not options.source:
         raise ConfigError("say what to build from; `foundling data build --list` names recipes.")
     from foundling.data.build.build import build_from_specs
-    from foundling.data.build.executor import Specs
+    from foundling.data.open_source import Specs
     from foundling.runtime.console import say
 
     folder = _folder(options)

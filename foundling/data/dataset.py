@@ -34,8 +34,9 @@ from foundling.config.packing_spec import (
 from foundling.data.batch import Batch, BatchBuffer, Counts, collate_into
 from foundling.data.packing import Plan, StreamPlan, is_stream, plan_for
 from foundling.data.segments import Span
-from foundling.data.shard import Shard, Tokens, damage, read_shard
+from foundling.data.shard import Shard, Tokens, damage, own_tokenizer, read_shard
 from foundling.runtime.console import say
+from foundling.tokenizer.tokenizer import Tokenizer
 
 Thing = TypeVar("Thing")
 
@@ -158,12 +159,16 @@ class DataSet:
     def shard(self, number: int) -> Shard:
         """One shard, mapped."""
         info = self.shards[number]
-        return SHARDS.get((self._where, info.sha256), lambda: _open_shard(self.folder, info))
+        return SHARDS.get((self._where, info.sha256), lambda: open_shard(self.folder, info))
 
     def verify(self, *, changed_only: bool = False) -> None:
         """Hash every shard of both splits and compare with the manifest; with `changed_only`,
         those that were changed since they were last found whole."""
-        own = self.folder / TOKENIZER_FOLDER
+        path = self.folder / TOKENIZER_FOLDER
+
+        def own() -> Tokenizer | None:
+            return own_tokenizer(path, self.manifest) if path.exists() else None
+
         wrong = damage(self.folder, self.manifest, own, changed_only=changed_only)
         if wrong:
             more = f" ({len(wrong) - 1} more are not whole either)" if len(wrong) > 1 else ""
@@ -271,7 +276,9 @@ class PackedDataset:
         return total
 
 
-def _open_shard(folder: Path, info: ShardInfo) -> Shard:
+def open_shard(folder: Path, info: ShardInfo) -> Shard:
+    """Map a shard that is of the size, and holds the documents, that the manifest says."""
+    _check_size(folder, info)
     path = folder / info.name
     shard = read_shard(path)
     if len(shard) != info.documents or len(shard.tokens) != info.tokens:

@@ -1,8 +1,9 @@
 """From a spec on the command line to a Source, and plain texts out of any source."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle
+from typing import Any
 
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.readers.file_formats import local_files
@@ -38,7 +39,7 @@ def open_source(
     *,
     seed: int = 1,
     documents: int | None = None,
-    val_share: float = 0.02,
+    val_share: float = VAL_SHARE,
     options: ReadOptions = DEFAULTS,
 ) -> Source:
     """Rows of what `spec` names.
@@ -65,6 +66,33 @@ def open_source(
     source = FileSource(name, files, documents, replace(options, stream=False))
     _ = source.layouts  # refuses now what could only fail later
     return source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specs:
+    """The sources of a build as the user names them."""
+
+    specs: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of ReadOptions."""
+    seed: int = 1
+    documents: int | None = None
+    val_share: float = VAL_SHARE
+
+    def open(self) -> list[Source]:
+        """All of them, in order."""
+        where = tuple(self.options.get("where", ()))
+        options = ReadOptions(**{**self.options, "where": where})
+        return [
+            open_source(
+                spec,
+                seed=self.seed,
+                documents=self.documents,
+                val_share=self.val_share,
+                options=options,
+            )
+            for spec in self.specs
+        ]
 
 
 # Plain texts of sources, as much as asked for: what a tokenizer learns from or is measured on.

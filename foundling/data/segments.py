@@ -1,5 +1,6 @@
 """Segments of the data order, and the batches that are left out of them."""
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,9 +9,7 @@ from typing import Any, Protocol
 from foundling.config.packing_spec import ALL_PARTS, Packing, PackingSpec
 
 # A segment: what is mixed and how it is packed, from one step on. Plain JSON in a checkpoint.
-#
-# Segments are appended, never edited. Version 1 had neither steps nor parts; it is migrated when it
-# is read.
+# Segments are appended, never edited.
 
 Span = tuple[int, int]
 
@@ -56,28 +55,18 @@ class Segment:
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""
-        spans = {
-            name: {source: list(span) for source, span in getattr(self, name).items()}
-            for name in ("shards", "slices")
-        }
-        lists = {"buckets": list(self.buckets), "growing": list(self.growing)}
-        return {**asdict(self), **spans, **lists}
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Segment":
         """The inverse of to_json."""
+        lists = {name: tuple(data.get(name, ())) for name in ("buckets", "growing")}
         spans = {
             name: {source: tuple(span) for source, span in data.get(name, {}).items()}
             for name in ("shards", "slices")
         }
-        return cls(
-            **{
-                **data,
-                **spans,
-                "buckets": tuple(data.get("buckets", ())),
-                "growing": tuple(data.get("growing", ())),
-            }
-        )
+        return cls(**{**data, **lists, **spans})
 
 
 # Batches that are left out: step s reads the s-th batch that is not in the list.

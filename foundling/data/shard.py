@@ -1,6 +1,5 @@
 """One shard: an Arrow IPC file with one row a document, and its checksums."""
 
-import hashlib
 import json
 import os
 import socket
@@ -9,15 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foundling.config.data_manifest import Manifest, ShardInfo
+from foundling.config.data_manifest import Manifest, ShardInfo, shard_problem
 from foundling.config.errors import DataError
 from foundling.runtime.files import fsync_dir, sha256_file, write_text_atomic
 from foundling.tokenizer.tokenizer import Tokenizer
@@ -47,9 +44,6 @@ class Shard:
     kind_names: tuple[str, ...]
     floor_bits: NDArray[np.float64]
     """Bits the best possible model needs for each document; NaN where unknown."""
-    gather: Callable[[int, NDArray[Any]], None] | None = None
-    """Where given, `tokens` is uninitialised memory: this fills an array with those
-    from a position on."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -62,130 +56,22 @@ class Shard:
         return len(self.tokens) - len(self)
 
 
-_LARGE = 1 << 22
-"""Bytes above which hashing is worth a thread."""
-_BLOCK = 1 << 20
-"""Tokens that are gathered while as many others are written: they stay in the processor's cache."""
-
-
-class _HashingFile:
-    """A file that hashes what passes through: a checksum without a second reading.
-
-    From the first large buffer on, hashing is done aside while everything is written and flushed
-    to disk: all of that leaves the interpreter free. No buffer may change before the digest.
-    """
-
-    def __init__(self, path: Path, hashed: bool, durable: bool, late: Shard | None) -> None:
-        """Of a shard whose tokens are `late`, the sources are written in place of its memory."""
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by the caller
-        self._hashed, self._durable, self._late = hashed, durable, late
-        self._state = hashlib.sha256()
-        self._queue: SimpleQueue[pa.Buffer | bytes | None] = SimpleQueue()
-        self._aside: Thread | None = None
-        self.closed = False
-        self.complete = late is None
-        """Whether the file holds what it should, and not the memory of tokens that are late."""
-
-    def write(self, data: pa.Buffer | bytes) -> int:
-        late = self._late
-        if late is not None and getattr(data, "address", 0) == late.tokens.ctypes.data:
-            self._hashed_so_far()
-            return self._write_late(late)
-        if self._hashed:
-            if self._aside is None and memoryview(data).nbytes >= _LARGE:
-                self._aside = Thread(target=self._hash)
-                self._aside.start()
-            if self._aside is None:
-                self._state.update(data)
-            else:
-                self._queue.put(data)
-        return self._file.write(data)
-
-    def _hash(self) -> None:
-        while (data := self._queue.get()) is not None:
-            self._state.update(data)
-
-    def _hashed_so_far(self) -> None:
-        """Wait until nothing is left to hash."""
-        if self._aside is not None:
-            self._queue.put(None)
-            self._aside.join()
-            self._aside = None
-
-    def _write_late(self, shard: Shard) -> int:
-        """Tokens that still lie in many places: while a block of them is written it is hashed, and
-        the next one gathered, aside. However large the shard, two blocks are in memory."""
-        size, gather = len(shard.tokens), shard.gather
-        assert gather is not None
-        blocks = np.empty((2, min(size, _BLOCK)), shard.tokens.dtype)
-
-        def fill(start: int) -> memoryview:
-            block = blocks[start // _BLOCK % 2, : max(0, size - start)]
-            if len(block):
-                gather(start, block)
-            return block.data.cast("B")
-
-        with ThreadPoolExecutor(2) as aside:
-            block = fill(0)
-            for start in range(0, size, _BLOCK):
-                ahead = aside.submit(fill, start + _BLOCK)
-                hashed = aside.submit(self._state.update, block if self._hashed else b"")
-                self._file.write(block)
-                hashed.result()
-                block = ahead.result()
-        self.complete = True
-        return shard.tokens.nbytes
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        """Flush, if it must last to disk; a name given later then stands for all of it."""
-        if not self.closed:
-            self.closed = True
-            self._queue.put(None)
-            self._file.flush()
-            if self._durable:
-                os.fsync(self._file.fileno())
-            self._file.close()
-
-    @property
-    def digest(self) -> str:
-        """Of a file that is closed."""
-        if self._aside is not None:
-            self._aside.join()
-        return self._state.hexdigest()
-
-
-def write_arrow(
-    path: Path,
-    batch: pa.RecordBatch,
-    *,
-    hashed: bool = True,
-    durable: bool = True,
-    moved: bool = False,
-    late: Shard | None = None,
-) -> str:
-    """Write one record batch under a temporary name, flush it to disk, rename; its sha256 (or,
-    without `hashed`, that of nothing). Not `durable`, it may be torn after a power cut. Where
-    it is `moved` on, the name need not last, only what is in the file. `late` is the shard that the
-    batch was made of, if its tokens have yet to be gathered."""
+def write_arrow(path: Path, batch: pa.RecordBatch, *, durable: bool = True) -> None:
+    """Write one record batch under a temporary name and rename it; not `durable`, it may be torn
+    after a power cut."""
     temporary = path.with_name(f"{path.name}.tmp-{socket.gethostname()}-{os.getpid()}")
-    sink = _HashingFile(temporary, hashed, durable, late)
     try:
-        try:
-            with pa.ipc.new_file(sink, batch.schema) as writer:
+        with open(temporary, "wb") as file:
+            with pa.ipc.new_file(file, batch.schema) as writer:
                 writer.write_batch(batch)
-        finally:
-            sink.close()
-        if not sink.complete:
-            raise RuntimeError("Arrow has written the tokens from elsewhere than where they lie")
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    if durable and not moved:
+    if durable:
         fsync_dir(path.parent)
-    return sink.digest
 
 
 def read_arrow(path: Path) -> pa.RecordBatch:
@@ -325,10 +211,10 @@ def _misfit(shard: Shard, batch: pa.RecordBatch) -> str | None:
     return None
 
 
-def write_shard(path: Path, shard: Shard, *, moved: bool = False) -> str:
+def write_shard(path: Path, shard: Shard) -> str:
     """Write a shard, whole or not at all; its sha256."""
-    late = shard if shard.gather and len(shard.tokens) else None
-    return write_arrow(path, shard_to_batch(shard), moved=moved, late=late)
+    write_arrow(path, shard_to_batch(shard))
+    return sha256_file(path)
 
 
 def read_shard(path: Path) -> Shard:
@@ -359,67 +245,43 @@ def all_shards(manifest: Manifest) -> tuple[ShardInfo, ...]:
     return (*manifest.train, *manifest.val)
 
 
-def wrong_size(folder: Path, info: ShardInfo) -> str | None:
-    """What is wrong with a shard at first sight, as a sentence; None if nothing is."""
-    path = folder / info.name
-    if not path.is_file():
-        return f"{path} is missing; copy it back or build the data set again."
-    size = path.stat().st_size
-    if size != info.file_bytes:
-        return (
-            f"{path} has {size} bytes where the manifest says {info.file_bytes}; copy it again or"
-            " build the data set again."
-        )
-    return None
-
-
-def wrong_hash(folder: Path, info: ShardInfo) -> str | None:
-    """What is wrong with a shard after reading all of it, as a sentence; None if nothing is."""
-    first = wrong_size(folder, info)
-    if first is not None:
-        return first
+def wrong_shard(
+    folder: Path, info: ShardInfo, manifest: Manifest, tokenizer: Tokenizer | None
+) -> list[str]:
+    """What is wrong with a shard after reading all of it, a sentence each. It is opened only if its
+    checksum is right: Arrow believes what a file says about itself, and a flipped bit there can end
+    the process."""
+    if problem := shard_problem(folder, info):
+        return [problem]
     path = folder / info.name
     try:
         digest = sha256_file(path)
     except OSError as error:
-        return f"{path} cannot be read ({error.strerror}); copy it again."
+        return [f"{path} cannot be read ({error.strerror}); copy it again."]
     if digest != info.sha256:
-        return (
+        return [
             f"{path} is damaged (its sha256 is not the manifest's); copy it again or build the data"
             " set again."
-        )
-    return None
-
-
-def wrong_shard(
-    folder: Path, info: ShardInfo, manifest: Manifest, tokenizer: Tokenizer | None
-) -> list[str]:
-    """What is wrong with a shard, a sentence each. It is opened only if its checksum is right:
-    Arrow believes what a file says about itself, and a flipped bit there can end the process."""
-    damaged = wrong_hash(folder, info)
-    if damaged:
-        return [damaged]
-    return wrong_content(folder / info.name, info, manifest, tokenizer)
+        ]
+    return wrong_content(path, info, manifest, tokenizer)
 
 
 def damage(
     folder: Path,
     manifest: Manifest,
-    tokenizer: Path,
+    tokenizer: Callable[[], Tokenizer | None],
     *,
     changed_only: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> list[str]:
     """A sentence for every finding in shards that are not what the manifest says; notes what was
-    whole. `tokenizer` is where the data set's own lies; without one, BOS and EOS are unknown."""
+    whole. `tokenizer` opens the data set's own; without one, BOS and EOS are unknown."""
     noted = _read_note(folder) if changed_only else {}
     doubtful = [
         info for info in all_shards(manifest) if noted.get(info.name) != _mark(folder, info)
     ]
-    if not doubtful:
-        return []
-    own = own_tokenizer(tokenizer, manifest) if tokenizer.exists() else None
+    own = tokenizer() if doubtful else None
     found = each_of(
         doubtful,
         lambda info: wrong_shard(folder, info, manifest, own),
@@ -427,8 +289,8 @@ def damage(
         progress=progress,
     )
     sentences = [sentence for wrong in found for sentence in wrong]
-    if not sentences:
-        note_whole(folder, manifest)
+    if doubtful and not sentences:
+        _note_whole(folder, manifest)
     return sentences
 
 
@@ -448,7 +310,7 @@ def each_of(
             yield result
 
 
-def note_whole(folder: Path, manifest: Manifest) -> None:
+def _note_whole(folder: Path, manifest: Manifest) -> None:
     """Note that every shard was found whole; a folder that cannot be written to goes without."""
     shards = {info.name: _mark(folder, info) for info in all_shards(manifest)}
     with suppress(OSError):

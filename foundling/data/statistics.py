@@ -20,8 +20,9 @@ from foundling.config.data import packing_spec_of
 from foundling.config.data_manifest import Manifest, ShardInfo
 from foundling.config.errors import DataError
 from foundling.config.packing_spec import Packing
+from foundling.data.dataset import open_shard
 from foundling.data.packing import StreamPlan, pack
-from foundling.data.shard import Progress, each_of, read_shard, wrong_size
+from foundling.data.shard import Progress, each_of
 
 BINS = 8 * 40
 """Eight bins a doubling, up to documents of 2^40 tokens."""
@@ -144,15 +145,7 @@ def _split(
 
 def _tally(folder: Path, seq_len: int, info: ShardInfo) -> Tally:
     """One shard's lengths and kinds: a pass over its documents, none over its tokens."""
-    problem = wrong_size(folder, info)
-    if problem is not None:
-        raise DataError(problem)
-    shard = read_shard(folder / info.name)
-    if len(shard) != info.documents or len(shard.tokens) != info.tokens:
-        raise DataError(
-            f"{folder / info.name} does not hold what the manifest says; look at it with"
-            f" `foundling data verify {folder}`."
-        )
+    shard = open_shard(folder, info)
     lengths = np.diff(shard.offsets)
     if not len(lengths):
         return Tally()

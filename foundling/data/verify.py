@@ -15,19 +15,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from foundling.config.data_manifest import Manifest, ShardInfo
+from foundling.config.data_manifest import Manifest
 from foundling.config.errors import DataError, UserError
 from foundling.data.dataset import TOKENIZER_FOLDER
 from foundling.data.open_source import VILLAGE, open_source
 from foundling.data.readers.source import ReadOptions, Source
-from foundling.data.shard import (
-    Progress,
-    all_shards,
-    each_of,
-    note_whole,
-    own_tokenizer,
-    wrong_shard,
-)
+from foundling.data.shard import Progress, all_shards, damage, own_tokenizer
 from foundling.tokenizer.tokenizer import Tokenizer
 
 
@@ -118,16 +111,8 @@ def _shards(
     progress: Progress | None,
 ) -> bool:
     """Hash and look through every shard, some at a time; True if all are whole."""
-
-    def look(info: ShardInfo) -> list[str]:
-        return wrong_shard(folder, info, manifest, tokenizer)
-
     infos = all_shards(manifest)
-    wrong = [
-        sentence
-        for sentences in each_of(infos, look, workers=workers, progress=progress)
-        for sentence in sentences
-    ]
+    wrong = damage(folder, manifest, lambda: tokenizer, workers=workers, progress=progress)
     found.wrong += wrong
     count, documents = len(infos), sum(info.documents for info in infos)
     size = sum(info.file_bytes for info in infos)
@@ -137,8 +122,6 @@ def _shards(
         found.unchecked.append(f"{len(unlisted)} shards that the manifest does not name")
     if tokenizer is None:
         found.unchecked.append("BOS and EOS, because the tokenizer is not the manifest's")
-    if not wrong:
-        note_whole(folder, manifest)
     return not wrong
 
 

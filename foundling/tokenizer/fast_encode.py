@@ -17,7 +17,6 @@ regular expressions, six hundred lines for patterns that are not in use).
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -102,14 +101,6 @@ class FastEncoder:
         for texts in (SAMPLES, _own_texts(ranks)):
             if (text := self._differing(engine, texts)) is not None:
                 raise SlowEncodingError(f"the two encoders differ on {text[:40]!r}")
-
-    def for_another_thread(self) -> "FastEncoder":
-        """The same with an engine of its own: an engine belongs to the thread that used it first,
-        and every other takes a seventh longer (what it scribbles on lies in a pool behind a lock).
-        """
-        other = copy(self)
-        other.encoding = copy(self.encoding)
-        return other
 
     def encode(self, texts: Sequence[str]) -> list[Ids | None]:
         """Ids of each text; None where it must be left to `tokenizers`."""

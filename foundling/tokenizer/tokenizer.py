@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import re
 from collections.abc import Iterable, Sequence
-from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,13 +186,6 @@ class Tokenizer:
                     f" {reason}."
                 )
             return None, str(reason)
-
-    def for_another_thread(self) -> "Tokenizer":
-        """The same, for a thread that has much to encode: as quick there as this one is here."""
-        quick, why = self._quick
-        other = copy(self)
-        other.__dict__["_quick"] = (quick and quick.for_another_thread(), why)
-        return other
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; never a special token, whatever the text spells."""

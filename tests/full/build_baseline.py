@@ -15,7 +15,7 @@ from pathlib import Path
 from foundling.config.data_manifest import Manifest
 from foundling.data.build.build import build
 from foundling.data.build.encode import one_thread
-from foundling.data.build.executor import die_with_parent, without_main
+from foundling.data.build.executor import end_with_parent, without_main
 from foundling.data.open_source import open_source
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -83,7 +83,7 @@ def encoder_alone(specs: Sequence[str], tokenizer: Tokenizer, workers: int) -> R
 
 def _encode_share(pipe: Connection, specs: Sequence[str], number: int, workers: int) -> None:
     """One process: every so many-th text, by one of the encoder's interfaces after another."""
-    die_with_parent()
+    end_with_parent()
     one_thread()
     tokenizer: Tokenizer = pipe.recv()
     quick = tokenizer._quick[0]

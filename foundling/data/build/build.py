@@ -22,7 +22,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +31,7 @@ from foundling.config.errors import ConfigError, DataError
 from foundling.data.build import encode
 from foundling.data.build.decontaminate import Overlap, evaluation_texts
 from foundling.data.build.encode import EncodeJob
-from foundling.data.build.executor import ENGINES, EngineName, Executor, Specs
+from foundling.data.build.executor import ENGINES, EngineName, Executor, Here, Workers
 from foundling.data.build.scheduler import BuildProgress, Progress, Scheduler, total_pieces
 from foundling.data.build.select import Duplicates, Selection
 from foundling.data.build.shard_writer import (
@@ -43,7 +42,7 @@ from foundling.data.build.shard_writer import (
     write_quarantine,
 )
 from foundling.data.dataset import TOKENIZER_FOLDER
-from foundling.data.open_source import VILLAGE
+from foundling.data.open_source import VILLAGE, Specs
 from foundling.data.readers.source import InMemorySource, Row, as_sources
 from foundling.runtime.console import warn
 from foundling.runtime.files import fsync_dir, naming_full_disk, refuse_file, write_text_atomic
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
 
 WORK_FOLDER = ".build"
 QUARANTINE = "quarantine.jsonl"
-SMALL_VAL = 8_000_000
-"""Held-out tokens that are shuffled at the same time as the others."""
 SMALL_TOKENS = 300_000
 """A budget below this is done before worker processes have started."""
 CHARS_A_TOKEN = 8
@@ -82,7 +79,6 @@ def build(
     allow_broken_files: bool = False,
     workers: int = 1,
     engine: EngineName = "local",
-    specs: Specs | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Manifest:
     """Build a data set, go on with one that was interrupted, or return the finished one.
@@ -93,8 +89,7 @@ def build(
     sources' own) says what the rows are, and a folder that was begun with another recipe or other
     settings is refused. What follows changes no byte and may differ from start to start: `max_bad`
     (the share of unusable rows that stops the build), `allow_broken_files` (a file that breaks off
-    does not stop it; what is lost counts as unusable), `workers`, `engine`, and `specs`, which an
-    engine on other machines needs to open the sources there.
+    does not stop it; what is lost counts as unusable), `workers` and `engine`.
     """
     opened = as_sources(sources, name, kind, recipe)
     overlap = Overlap.of(evaluation_texts(decontaminate)) if decontaminate else None
@@ -125,7 +120,7 @@ def build(
         in_process = (
             isinstance(opened[0], InMemorySource) or (max_tokens or SMALL_TOKENS) < SMALL_TOKENS
         )
-        return work.run(engine, 1 if in_process and engine == "local" else workers, specs)
+        return work.run(engine, 1 if in_process and engine == "local" else workers)
 
 
 def build_from_specs(
@@ -156,10 +151,6 @@ def build_from_specs(
     if filters:
         from foundling.data.build.quality import filtered
 
-        if engine == "slurm":
-            raise ConfigError(
-                "--filter works on this machine and --engine slurm on others; use ray."
-            )
         sources = filtered(sources, filters, folder, count)
     with BuildProgress() as meter, naming_full_disk(folder):
         manifest = build(
@@ -171,7 +162,6 @@ def build_from_specs(
             seed=specs.seed,
             workers=count,
             engine=engine,
-            specs=specs,
             progress=meter.show,
             **settings,
         )
@@ -314,10 +304,6 @@ class _Build:
         self.written = 0
         """Parts whose shards are written."""
         self.wave = 0
-        self._aside: ThreadPoolExecutor
-        """For what can wait for the disk by itself."""
-        self._saved: Future[None] | None = None
-        self._placed = False
 
     def _job(self) -> EncodeJob:
         budget = self.budget
@@ -332,34 +318,40 @@ class _Build:
             overlap=str(self.overlap_file) if "decontaminated" in self.settings else "",
         )
 
-    def run(self, engine_name: EngineName, workers: int, specs: Specs | None) -> Manifest:
+    def run(self, engine_name: EngineName, workers: int) -> Manifest:
         """All phases."""
-        engine = open_executor(
-            engine_name,
-            self.job,
-            self.tokenizer,
-            self.work,
-            workers=workers,
-            specs=specs,
-            budget=self.budget is not None,
-        )
+        engine = self._executor(engine_name, workers)
         total = total_pieces(self.sources) if self.progress and self.budget is None else None
         scheduler, selection = self.scheduler, self.selection
-        with ThreadPoolExecutor(2) as self._aside:
-            try:
-                while not (
-                    selection.full
-                    or (scheduler.exhausted and selection.taken == len(scheduler.reached))
-                ):
-                    engine.run(scheduler, partial(self._enough, self._goal(), total))
-                    scheduler.advance()
-                    selection.take(scheduler.reached[selection.taken :])
-                    self._write_waves()
-            except BaseException:
-                engine.close()
-                raise
-            # Workers may still encode parts that are no longer needed: they are not waited for yet.
-            return self._finish(self._aside.submit(engine.close))
+        try:
+            while not (
+                selection.full
+                or (scheduler.exhausted and selection.taken == len(scheduler.reached))
+            ):
+                engine.run(scheduler, partial(self._enough, self._goal(), total))
+                scheduler.advance()
+                selection.take(scheduler.reached[selection.taken :])
+                self._write_waves()
+        finally:
+            engine.close()
+        return self._finish()
+
+    def _executor(self, name: EngineName, workers: int) -> Executor:
+        if name == "local" and workers == 1:
+            return Here(self.job.open(self.tokenizer))
+        if name == "local":
+            return Workers(self.job, self.tokenizer, workers)
+        if name == "ray":
+            from foundling.data.build.executor_cluster import RayTasks
+
+            return RayTasks(self.job, self.tokenizer)
+        if name == "slurm":
+            from foundling.data.build.executor_cluster import SlurmArray
+
+            self.tokenizer.save(Path(self.job.tokenizer))
+            has_budget = self.budget is not None
+            return SlurmArray(self.job, self.work, workers=workers, budget=has_budget)
+        raise ConfigError(f"{name!r} is no engine; use one of {', '.join(ENGINES)}.")
 
     def _goal(self) -> float:
         """Tokens of the frontier, before anything is dropped, at which to decide again."""
@@ -371,8 +363,6 @@ class _Build:
     def _enough(self, goal: float, total: int | None) -> bool:
         self.scheduler.advance()
         self.bad_rows.check(self.scheduler.reached)
-        if len(self.scheduler.reached) > 1:  # not before: it would keep the workers from starting
-            self._saving()
         if self.progress is not None:
             self.progress(Progress.of(self.scheduler, self.budget, total))
         return self.scheduler.train_tokens >= goal
@@ -402,16 +392,9 @@ class _Build:
         """Shuffle and write the parts up to `stop`."""
         parts = self.selection.parts[self.written : stop]
         wave = self.wave if "follow" in self.settings else None
-        write = partial(self.shard_writer.write, "val", self.selection, parts, self.val, wave)
-        # A small one is done while the other is hashed and waits for the disk; two large ones
-        # would take twice the memory.
-        small = sum(part.val_tokens for part in parts) <= SMALL_VAL
-        val = self._aside.submit(write) if small else None
-        try:
-            self.train += self.shard_writer.write("train", self.selection, parts, self.train, wave)
-        finally:
-            wait([val] if val else [])
-        self.val += val.result() if val else write()
+        write = self.shard_writer.write
+        self.train += write("train", self.selection, parts, self.train, wave)
+        self.val += write("val", self.selection, parts, self.val, wave)
         self.written = stop
 
     def _publish(self, *, complete: bool) -> Manifest:
@@ -444,24 +427,19 @@ class _Build:
             ]
         return result
 
-    def _finish(self, closed: "Future[None]") -> Manifest:
-        """The rest of the shards, the small files, the manifest; then nothing is left of the work,
-        once those who did it are gone."""
+    def _finish(self) -> Manifest:
+        """The rest of the shards, the small files, the manifest; then nothing is left of the
+        work."""
         if not self.selection.train:
             lost = self._lost()
-            wait([self._saving(), closed])  # they write into the same folder
             shutil.rmtree(self.work)  # the same folder may be tried with another source
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
             raise DataError(f"{self.settings['name']} gave no usable row for training ({lost}.")
         self.bad_rows.check_all(self.selection.result, self.selection.parts)
-        files = [self._aside.submit(self._write_quarantine)]
-        files.append(self._aside.submit(self._place_tokenizer))
         self._write(len(self.selection.parts))
-        for file in files:
-            file.result()
+        self._write_quarantine()
         manifest = self._publish(complete=True)
-        closed.result()
         # Renamed first: tasks on other machines that are still at it then find nowhere to write.
         os.rename(self.work / "parts", self.work / "parts.done")
         try:
@@ -486,53 +464,12 @@ class _Build:
         write_quarantine(aside, self.selection.parts)
         os.replace(aside, self.folder / QUARANTINE)
 
-    def _saving(self) -> "Future[None]":
-        """Save the tokenizer while workers encode, so that nothing waits for the disk later."""
-        self._saved = self._saved or self._aside.submit(self._save_tokenizer)
-        return self._saved
-
-    def _save_tokenizer(self) -> None:
-        """Written aside and moved later, so that no torn name is left."""
-        shutil.rmtree(self.work / "aside", ignore_errors=True)  # a kill may leave half a file
-        self.tokenizer.save(self.work / "aside")
-
     def _place_tokenizer(self) -> None:
-        """Once a start."""
-        if self._placed:
-            return
-        self._placed = True
+        """Likewise; an earlier start, or an earlier wave, may have placed it already."""
         target, aside = self.folder / TOKENIZER_FOLDER, self.work / "aside"
-        self._saving().result()
-        target.mkdir(exist_ok=True)
-        for file in sorted(aside.iterdir()):
-            os.replace(file, target / file.name)
-        fsync_dir(target)
-
-
-def open_executor(
-    name: EngineName,
-    job: EncodeJob,
-    tokenizer: Tokenizer,
-    work: Path,
-    *,
-    workers: int,
-    specs: Specs | None = None,
-    budget: bool = False,
-) -> Executor:
-    """The engine of that name; `specs` is needed where sources are opened again elsewhere."""
-    if name == "local":
-        from foundling.data.build.executor import Here, Workers
-
-        return Workers(job, tokenizer, workers) if workers > 1 else Here(job.open(tokenizer))
-    if name == "ray":
-        from foundling.data.build.executor_cluster import RayTasks
-
-        return RayTasks(job, tokenizer)
-    if name == "slurm":
-        from foundling.data.build.executor_cluster import SlurmArray
-
-        if specs is None:
-            raise ConfigError("the engine slurm opens sources by name; build it from the command.")
-        tokenizer.save(Path(job.tokenizer))
-        return SlurmArray(job, work, workers=workers, specs=specs, budget=budget)
-    raise ConfigError(f"{name!r} is no engine; use one of {', '.join(ENGINES)}.")
+        if target.is_dir():
+            return
+        shutil.rmtree(aside, ignore_errors=True)  # a kill may leave half a file
+        self.tokenizer.save(aside)
+        os.replace(aside, target)
+        fsync_dir(self.folder)

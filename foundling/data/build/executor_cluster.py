@@ -1,20 +1,21 @@
 """Executors of a build on a cluster: Ray tasks and a SLURM array."""
 
+import hashlib
 import importlib
-import json
 import os
+import pickle
+import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundling.config.errors import ConfigError, DataError, UserError
 from foundling.data.build.encode import EncodeJob, PieceEncoder, one_thread, run_alone
-from foundling.data.build.executor import Specs
 from foundling.data.build.scheduler import BuildTask, Scheduler
 from foundling.tokenizer.tokenizer import Tokenizer
 
@@ -136,22 +137,19 @@ SCRIPT = """#!/bin/sh
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=1
 #SBATCH --output={log}
-cd {cwd} && exec {python} -m foundling.data.build.executor_cluster {round}
+cd {cwd} && exec {python} -m foundling.data.build.executor_cluster {round} {digest}
 """
 
 
 class SlurmArray:
     """Arrays of tasks, one array after another until there is enough."""
 
-    def __init__(
-        self, job: EncodeJob, work: Path, *, workers: int, specs: Specs, budget: bool = False
-    ) -> None:
+    def __init__(self, job: EncodeJob, work: Path, *, workers: int, budget: bool = False) -> None:
         if shutil.which("sbatch") is None:
             raise ConfigError("the engine slurm needs sbatch, which is not on this machine's path.")
         self._job = job
         self._folder = (work / "slurm").resolve()
         self._workers = workers
-        self._specs = specs
         self._round = workers if budget else PIECES_A_ROUND
         self._array: subprocess.Popen[bytes] | None = None
         self._tasks: list[BuildTask] = []
@@ -180,22 +178,18 @@ class SlurmArray:
             return False
         tasks = min(self._workers, len(self._tasks))
         self._folder.mkdir(parents=True, exist_ok=True)
-        pieces = [[str(task.folder.resolve()), task.piece.name] for task in self._tasks]
-        order = {
-            "job": self._job.to_json(),
-            "sources": self._specs.to_json(),
-            "pieces": pieces,
-            "tasks": tasks,
-        }
-        round_file = self._folder / "round.json"
-        round_file.write_text(json.dumps(order, indent=2) + "\n")
+        pieces = [(task.piece, task.folder.resolve()) for task in self._tasks]
+        round_file = self._folder / "round.pickle"
+        order = pickle.dumps((self._job, pieces, tasks))
+        round_file.write_bytes(order)
         script = self._folder / "array.sh"
         script.write_text(
             SCRIPT.format(
                 log=self._folder / "task-%a.log",
-                cwd=_quoted(os.getcwd()),
-                python=_quoted(sys.executable),
-                round=_quoted(str(round_file)),
+                cwd=shlex.quote(os.getcwd()),
+                python=shlex.quote(sys.executable),
+                round=shlex.quote(str(round_file)),
+                digest=hashlib.sha256(order).hexdigest(),
             )
         )
         command = ["sbatch", "--wait", "--parsable", f"--array=0-{tasks - 1}", str(script)]
@@ -236,47 +230,25 @@ class SlurmArray:
             self._array = None
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-def run_share(round_file: Path, number: int) -> None:
-    """One task of the array: every so many-th piece, from the `number`-th on."""
-    order: dict[str, Any] = json.loads(round_file.read_text())
+def run_share(round_file: Path, digest: str, number: int) -> None:
+    """One task of the array: every so many-th piece, from the `number`-th on. The batch script, of
+    which SLURM keeps a copy, says the digest: nothing is unpickled that another has written."""
+    order = round_file.read_bytes()
+    if hashlib.sha256(order).hexdigest() != digest:
+        raise DataError(f"{round_file} is not what the build wrote; start it again to go on.")
+    job, pieces, tasks = pickle.loads(order)
     one_thread()
-    encoder = EncodeJob(**order["job"]).open()
-    folders = {
-        (Path(folder).name.partition("-")[0], name): Path(folder)
-        for folder, name in order["pieces"][number :: order["tasks"]]
-    }
-    for lane, piece in _pieces(Specs(**order["sources"]), folders):
-        folder = folders.pop((lane, piece.name))
-        if encoder.job.mark(piece.identity()) != folder.name.rpartition("-")[2]:
+    encoder = job.open()
+    for piece, folder in pieces[number::tasks]:
+        if not folder.name.endswith(job.mark(piece.identity())):
             raise DataError(f"{piece.name} is not what it was when the build began.")
         run_alone(encoder, piece, folder)
-    if folders:
-        raise DataError(f"{next(iter(folders))[1]} is not to be found from here.")
-
-
-def _pieces(specs: Specs, wanted: dict[tuple[str, str], Path]) -> Iterator[tuple[str, Any]]:
-    """The wanted pieces of the sources, opened again here."""
-    for number, source in enumerate(specs.open()):
-        lane = str(number)
-        left = sum(key[0] == lane for key in wanted)
-        pieces = source.pieces()
-        while left:
-            piece = next(pieces, None)
-            if piece is None:
-                break
-            if (lane, piece.name) in wanted:
-                left -= 1
-                yield lane, piece
 
 
 def main(words: Sequence[str]) -> int:
     """What the batch script runs."""
     try:
-        run_share(Path(words[0]), int(os.environ["SLURM_ARRAY_TASK_ID"]))
+        run_share(Path(words[0]), words[1], int(os.environ["SLURM_ARRAY_TASK_ID"]))
     except UserError as error:
         print(error, flush=True)
         return error.exit_code

@@ -143,7 +143,7 @@ def write_part(path: Path, part: PartFile, *, durable: bool = False) -> PartInfo
         "notes": json.dumps(notes),
         "crc32": str(_checksum(part)),
     }
-    write_arrow(path, batch.replace_schema_metadata(metadata), hashed=False, durable=durable)
+    write_arrow(path, batch.replace_schema_metadata(metadata), durable=durable)
     return PartInfo(path=str(path), **counts)
 
 

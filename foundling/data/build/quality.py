@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from foundling.config.errors import ConfigError, DataError
-from foundling.data.build.executor import die_with_parent
+from foundling.data.build.executor import end_with_parent
 from foundling.data.readers.source import FILTERED, Kind, Piece, Row, excerpt, unusable
 from foundling.runtime.console import say
 from foundling.runtime.files import sha256_file, write_text_atomic
@@ -167,7 +167,7 @@ def _run(pieces: Sequence[Piece], names: Sequence[str], folder: Path, workers: i
 
 def _begin(folder: Path) -> None:
     """In every worker of the stage: end with the parent, and send datatrove's log to a file."""
-    die_with_parent()
+    end_with_parent()
     log = os.open(folder / "datatrove.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 2)
 
@@ -180,36 +180,34 @@ def _apply_rules(rules: Sequence[str], folder: Path, number: int, pieces: Sequen
     return _through(rows, folder / f"{number:05d}.jsonl", steps, 0, 1)
 
 
-def _sign(folder: Path, files: int, number: int) -> None:
+def _minhash(name: str, *folders: Path, **options: Any) -> Any:
+    """One of datatrove's four steps, from one folder to the next."""
     dedup = importlib.import_module("datatrove.pipeline.dedup")
-    step = dedup.MinhashDedupSignature(
-        str(folder / "signatures"), config=_config(), language=_words()
-    )
-    rows = FilteredPiece("", str(folder / "rules" / f"{number:05d}.jsonl"), 0).rows()
-    step.run(_documents(rows, lambda row: None), number, files)
+    return getattr(dedup, f"MinhashDedup{name}")(*map(str, folders), **options)
+
+
+def _kept_by_rules(folder: Path, number: int) -> Iterator[Row]:
+    return FilteredPiece("", str(folder / "rules" / f"{number:05d}.jsonl"), 0).rows()
+
+
+def _sign(folder: Path, files: int, number: int) -> None:
+    step = _minhash("Signature", folder / "signatures", config=_config(), language=_words())
+    step.run(_documents(_kept_by_rules(folder, number), lambda row: None), number, files)
 
 
 def _match(folder: Path, buckets: int, number: int) -> None:
-    dedup = importlib.import_module("datatrove.pipeline.dedup")
-    step = dedup.MinhashDedupBuckets(
-        str(folder / "signatures"), str(folder / "matches"), config=_config()
-    )
+    step = _minhash("Buckets", folder / "signatures", folder / "matches", config=_config())
     step.run(None, number, buckets)
 
 
 def _cluster(folder: Path) -> None:
-    dedup = importlib.import_module("datatrove.pipeline.dedup")
-    step = dedup.MinhashDedupCluster(
-        str(folder / "matches"), str(folder / "removals"), config=_config()
-    )
-    step.run(None, 0, 1)
+    _minhash("Cluster", folder / "matches", folder / "removals", config=_config()).run(None, 0, 1)
 
 
 def _remove(folder: Path, files: int, number: int) -> int:
-    dedup = importlib.import_module("datatrove.pipeline.dedup")
-    step = dedup.MinhashDedupFilter(str(folder / "removals"))
-    rows = FilteredPiece("", str(folder / "rules" / f"{number:05d}.jsonl"), 0).rows()
-    return _through(rows, folder / f"{number:05d}.jsonl", [step], number, files)
+    steps = [_minhash("Filter", folder / "removals")]
+    path = folder / f"{number:05d}.jsonl"
+    return _through(_kept_by_rules(folder, number), path, steps, number, files)
 
 
 def _through(rows: Iterable[Row], path: Path, steps: Sequence[Any], number: int, files: int) -> int:

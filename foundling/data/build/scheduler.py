@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from foundling.data.build.encode import EncodeJob, parts_in_all
+from foundling.data.build.encode import TAKEN, EncodeJob, parts_in_all
 from foundling.data.build.part_files import PartInfo, is_whole, read_info
 from foundling.runtime.console import console, is_rank_zero, say
 
@@ -42,6 +42,8 @@ class BuildTask:
     def scan(self, *, check: bool = False) -> None:
         """Look at the disk for parts; a damaged one is taken for absent. What an earlier start left
         is read to `check` it: the machine may have been cut off since."""
+        for path in self.folder.glob(f"*{TAKEN}") if check else ():
+            path.unlink()
         self.in_all = parts_in_all(self.folder)
         for path in sorted(self.folder.glob("*.arrow")):
             number = int(path.stem)
@@ -185,14 +187,6 @@ class Scheduler:
     def exhausted(self) -> bool:
         """Whether the frontier has come to the end of every source."""
         return all(lane.ended for lane in self._lanes)
-
-    def refresh(self) -> None:
-        """Look at the disk for what others have finished."""
-        for lane in self._lanes:
-            for task in lane.tasks[lane.at :]:
-                if not task.done:
-                    task.scan()
-        self.advance()
 
 
 # How far a build has come: counted here, shown by the caller.

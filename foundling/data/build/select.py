@@ -141,7 +141,6 @@ class Selection:
         self.train = 0
         self.val = 0
         self.train_tokens = 0
-        self.val_tokens = 0
         self.result: Counter[str] = Counter(rows=0, quarantined=0)
         """Counts for the manifest."""
         self.by_source: dict[int, Counter[str]] = {}
@@ -208,7 +207,6 @@ class Selection:
             val_tokens=decided.val_tokens,
         )
         self.train_tokens += decided.train_tokens
-        self.val_tokens += decided.val_tokens
         bad = [entry for entry in part.quarantine if entry["row"] < rows]
         lost = sum(entry.get("lost", 0) for entry in bad)
         gone = further[:seen]

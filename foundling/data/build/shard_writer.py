@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +64,7 @@ class ShardWriter:
         in_memory = min(IN_MEMORY, self.shard_tokens)
         (self.folder / split).mkdir(exist_ok=True)
         ordered = in_order(placed, done, count, tokens, boxes, in_memory)
-        for shard in cut(ordered, self.shard_tokens, tokens, kinds):
+        for shard in cut(ordered, self.shard_tokens, kinds):
             name = f"{split}/shard-{len(before) + len(infos):05d}.arrow"
             infos.append(self._write(name, shard))
         fsync_dir(self.folder / split)  # one for all: until then no manifest names them
@@ -119,8 +118,8 @@ class ShardWriter:
     def _write(self, name: str, shard: Shard) -> ShardInfo:
         """Write a shard in the work folder and move it into place, so that no torn name is left."""
         path = self.folder / name
-        temporary = self.work / f"{name.partition('/')[0]}.arrow"  # both splits may be at it
-        digest = write_shard(temporary, shard, moved=True)
+        temporary = self.work / "shard.arrow"
+        digest = write_shard(temporary, shard)
         size = temporary.stat().st_size
         os.replace(temporary, path)
         info = ShardInfo(
@@ -136,57 +135,29 @@ class ShardWriter:
         return info
 
 
-def cut(
-    ordered: Iterator[Shard], shard_tokens: int, tokens: int, kinds: tuple[str, ...]
-) -> Iterator[Shard]:
-    """Documents in shards of at most `shard_tokens`, each with one document at least.
-
-    One buffer is filled again and again: a shard is gone when the next one is asked for.
-    """
-    buffer: NDArray[Any] | None = None
-    mask: NDArray[np.uint8] | None = None
+def cut(ordered: Iterator[Shard], shard_tokens: int, kinds: tuple[str, ...]) -> Iterator[Shard]:
+    """Documents in shards of at most `shard_tokens`, each with one document at least."""
     lots: list[Shard] = []
-    filled, left = 0, tokens
+    filled = 0
     for block in ordered:
         start = 0
         while start < len(block):
             room = block.offsets[start] + shard_tokens - filled
             stop = int(block.offsets.searchsorted(room, side="right")) - 1
-            if stop <= start and filled and buffer is not None:
-                yield _assembled(lots, buffer[:filled], _upto(mask, filled), kinds)
+            if stop <= start and lots:
+                yield _joined(lots, kinds)
                 lots, filled = [], 0
                 continue
-            lot = _slice(block, start, max(stop, start + 1))
-            start += len(lot)
-            size = len(lot.tokens)
-            left -= size
-            if not filled and (start < len(block) or not left or size > shard_tokens):
-                # A whole shard as it lies in the block: nothing has to be copied together.
-                yield replace(_assembled([lot], lot.tokens, lot.mask, kinds), gather=lot.gather)
-                continue
-            if buffer is None:
-                buffer = np.empty(min(shard_tokens, left + size), lot.tokens.dtype)
-                mask = None if lot.mask is None else np.empty(len(buffer), np.uint8)
-            if lot.gather is not None:
-                lot.gather(0, buffer[filled : filled + size])
-            else:
-                buffer[filled : filled + size] = lot.tokens
-            if mask is not None and lot.mask is not None:
-                mask[filled : filled + size] = lot.mask
-            filled += size
-            lots.append(_without_tokens(lot))
-    if lots and buffer is not None:
-        yield _assembled(lots, buffer[:filled], _upto(mask, filled), kinds)
-
-
-def _upto(mask: NDArray[np.uint8] | None, filled: int) -> NDArray[np.uint8] | None:
-    return None if mask is None else mask[:filled]
+            lots.append(_slice(block, start, max(stop, start + 1)))
+            filled += len(lots[-1].tokens)
+            start += len(lots[-1])
+    if lots:
+        yield _joined(lots, kinds)
 
 
 def _slice(block: Shard, start: int, stop: int) -> Shard:
-    """Documents `start` to `stop`, without a copy of their tokens."""
+    """Documents `start` to `stop`, without a copy."""
     low, high = int(block.offsets[start]), int(block.offsets[stop])
-    gather = block.gather
     return replace(
         block,
         offsets=block.offsets[start : stop + 1] - low,
@@ -195,34 +166,16 @@ def _slice(block: Shard, start: int, stop: int) -> Shard:
         text_bytes=block.text_bytes[start:stop],
         kind_codes=block.kind_codes[start:stop],
         floor_bits=block.floor_bits[start:stop],
-        gather=None if gather is None else lambda at, out: gather(low + at, out),
     )
 
 
-def _without_tokens(lot: Shard) -> Shard:
-    """The small columns, copied: a view would keep the whole block in memory."""
-    return replace(
-        lot,
-        tokens=lot.tokens[:0].copy(),
-        mask=None,
-        gather=None,
-        text_bytes=lot.text_bytes.copy(),
-        kind_codes=lot.kind_codes.copy(),
-        floor_bits=lot.floor_bits.copy(),
-    )
-
-
-def _assembled(
-    lots: list[Shard],
-    tokens: NDArray[Any],
-    mask: NDArray[np.uint8] | None,
-    kinds: tuple[str, ...],
-) -> Shard:
+def _joined(lots: list[Shard], kinds: tuple[str, ...]) -> Shard:
     lengths = np.concatenate([np.diff(lot.offsets) for lot in lots])
+    masks = [lot.mask for lot in lots if lot.mask is not None]
     return Shard(
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        tokens=tokens,
-        mask=mask,
+        tokens=np.concatenate([lot.tokens for lot in lots]),
+        mask=np.concatenate(masks) if masks else None,
         text_bytes=np.concatenate([lot.text_bytes for lot in lots]),
         kind_codes=np.concatenate([lot.kind_codes for lot in lots]),
         kind_names=kinds,

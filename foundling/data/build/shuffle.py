@@ -72,9 +72,8 @@ def in_order(
         if lots:
             place = np.concatenate([lot.place for lot in lots])
             rank = np.empty(len(place), np.int64)
-            order = np.argsort(place)
-            rank[order] = np.arange(len(place))
-            yield _to_gather(lots, rank, order) or _arranged(lots, rank)
+            rank[np.argsort(place)] = np.arange(len(place))
+            yield _arranged(lots, rank)
         return
     ways = min(FAN, last - first, math.ceil(2 * tokens / in_memory))
     edges = [first + (last - first) * way // ways for way in range(ways + 1)]
@@ -86,60 +85,21 @@ def in_order(
         path.unlink()
 
 
-def take(shard: Shard, order: NDArray[np.int64]) -> Shard:
-    """The chosen documents of a shard in the given order, copied together."""
-    rank = np.arange(len(order))
-    return _arranged([chosen(shard, order, rank)], rank)
-
-
 def _arranged(lots: Sequence[Placed], rank: NDArray[np.int64]) -> Shard:
     """Lots as one shard, each document at its rank."""
-    found = _laid_out(lots, rank)
-    mask = found.mask
-    done = 0
-    for lot in lots:
-        into = found.offsets[rank[done : done + len(lot.place)]]
-        done += len(lot.place)
-        _copy(lot.documents.tokens, lot.starts, lot.stops, found.tokens, into)
-        if mask is not None and lot.documents.mask is not None:
-            _copy(lot.documents.mask, lot.starts, lot.stops, mask, into)
-    return found
-
-
-def _to_gather(
-    lots: Sequence[Placed], rank: NDArray[np.int64], order: NDArray[np.int64]
-) -> Shard | None:
-    """The same, with the tokens left where they are until they are written; None where
-    documents are short or have a mask."""
-    found = _laid_out(lots, rank)
-    if found.mask is not None or len(found.tokens) < _SHORT * len(found):
-        return None
-    lot_of = np.repeat(np.arange(len(lots)), [len(lot.place) for lot in lots])[order]
-    starts, stops = (
-        np.concatenate([getattr(lot, name) for lot in lots])[order] for name in ("starts", "stops")
-    )
-    sources = [lot.documents.tokens for lot in lots]
-
-    def gather(at: int, out: NDArray[Any]) -> None:
-        first = int(found.offsets.searchsorted(at, side="right")) - 1
-        last = int(found.offsets.searchsorted(at + len(out)))
-        begin, end = starts[first:last].copy(), stops[first:last].copy()
-        begin[0] += at - found.offsets[first]
-        end[-1] -= found.offsets[last] - (at + len(out))
-        runs = zip(lot_of[first:last].tolist(), begin.tolist(), end.tolist(), strict=True)
-        np.concatenate([sources[lot][start:stop] for lot, start, stop in runs], out=out)
-
-    return replace(found, gather=gather)
-
-
-def _laid_out(lots: Sequence[Placed], rank: NDArray[np.int64]) -> Shard:
-    """The shard that lots become, with room for the tokens."""
     shards = [lot.documents for lot in lots]
     lengths = np.empty(len(rank), np.int64)
     lengths[rank] = np.concatenate([lot.stops - lot.starts for lot in lots])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     tokens = np.empty(int(offsets[-1]), shards[0].tokens.dtype)
     mask = None if shards[0].mask is None else np.empty(len(tokens), np.uint8)
+    done = 0
+    for lot in lots:
+        into = offsets[rank[done : done + len(lot.place)]]
+        done += len(lot.place)
+        _copy(lot.documents.tokens, lot.starts, lot.stops, tokens, into)
+        if mask is not None and lot.documents.mask is not None:
+            _copy(lot.documents.mask, lot.starts, lot.stops, mask, into)
     return Shard(
         offsets=offsets,
         tokens=tokens,

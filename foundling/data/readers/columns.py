@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.readers.source import Kind, ReadOptions
 
 # Row filters: `score>=3`, `language=en`, `source!=x`, `title~regex`.
 #
-# One meaning, two ways to get it: `holds` asks a value, `mask` asks a whole Arrow column. The
-# columnar way is taken only for types where Arrow's comparison is Python's; everything else goes
-# value by value, so that Parquet and JSONL of the same rows keep the same rows. `!=` is exactly the
-# opposite of `=`: a row without a value passes it, and fails every other filter.
+# A value means the same wherever it comes from, so that Parquet and JSONL of the same rows keep the
+# same rows. `!=` is exactly the opposite of `=`: a row without a value passes it, and fails every
+# other filter.
 
 _FORM = re.compile(r"([^<>=!~]+?)\s*(>=|<=|!=|==|=|>|<|~)\s*(.*)", re.DOTALL)
 _ORDER: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -32,14 +28,6 @@ _ORDER: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-_ARROW = {"=": "equal", "!=": "not_equal"} | {
-    ">=": "greater_equal",
-    "<=": "less_equal",
-    ">": "greater",
-    "<": "less",
-}
-_EXACT = 1 << 53
-"""Whole numbers up to here are the same as floats."""
 
 
 @dataclass(frozen=True)
@@ -70,42 +58,6 @@ class Filter:
     def accepts(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is kept."""
         return self.holds(lookup(row, self.column))
-
-    def mask(self, column: Any, values: Callable[[], Sequence[object]]) -> NDArray[np.bool_]:
-        """Which rows of an Arrow array are kept; `values` gives them to Python when it must."""
-        import pyarrow.compute as pc
-
-        scalar, cast = self._columnar(column.type)
-        if scalar is None:
-            return np.fromiter((self.holds(value) for value in values()), np.bool_, len(column))
-        if cast is not None:
-            column = column.cast(cast)
-        kept = getattr(pc, _ARROW[self.sign])(column, scalar).fill_null(self.sign == "!=")
-        result: NDArray[np.bool_] = kept.to_numpy(zero_copy_only=False)
-        return result
-
-    def _columnar(self, kind: Any) -> tuple[Any, Any]:
-        """What to compare a column of this type with, and what to cast it to first."""
-        import pyarrow as pa
-
-        number = _spells(self.value)
-        if self.sign not in _ARROW or pa.types.is_nested(kind):
-            return None, None
-        # A text column against a number is compared as numbers, text by text.
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        if is_text and number is None:
-            return pa.scalar(self.value, kind), None
-        if number is None or not abs(number) <= _EXACT:
-            return None, None
-        if pa.types.is_floating(kind):
-            return pa.scalar(float(number), pa.float64()), pa.float64()
-        signed = pa.types.is_signed_integer(kind)
-        if not isinstance(number, int):
-            return None, None
-        if signed or (pa.types.is_integer(kind) and number >= 0):
-            wide = pa.int64() if signed else pa.uint64()
-            return pa.scalar(number, wide), wide
-        return None, None
 
 
 def parse_filters(texts: Sequence[str]) -> tuple[Filter, ...]:

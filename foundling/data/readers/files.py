@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.readers.columns import (
@@ -37,7 +37,6 @@ from foundling.data.readers.parquet import (
     ranges,
     read_table,
     schema_of,
-    size_of_piece,
 )
 from foundling.data.readers.row_builder import RowBuilder, template_fields
 from foundling.data.readers.source import (
@@ -47,9 +46,7 @@ from foundling.data.readers.source import (
     Piece,
     ReadOptions,
     Row,
-    Texts,
     broken_off,
-    flat,
 )
 from foundling.data.readers.text import (
     Record,
@@ -93,43 +90,41 @@ def cuts(file: File, form: Form) -> Iterator[Range | RowRange]:
     elif form.compression or file.local is None or form.format not in ("txt", "jsonl"):
         yield WHOLE
     else:
-        yield from _spans(file, (b"\n\n", b"\n\r\n") if form.format == "txt" else (b"\n",))
+        yield from _spans(file, form.format == "txt")
 
 
-def _spans(file: File, marks: tuple[bytes, ...]) -> Iterator[RowRange]:
-    """Parts that end at one of the marks; lines are counted on the way."""
-    start, first_line = 0, 1
+def _spans(file: File, is_txt: bool) -> Iterator[RowRange]:
+    """Parts that end with a row; lines are counted on the way."""
+    start, first_line, stop = 0, 1, 0
     try:
         with file.open() as stream:
             size = stream.seek(0, 2)
             stream.seek(0)
-            at, line, tail = 0, 1, b""
-            while block := stream.read(_STEP):
-                window = tail + block
-                # A cut at least this far into the window gives a part that is large enough.
-                enough = int(size_of_piece(size, size - start, LEAST_BYTES, MOST_PIECES))
-                reach = start + enough - (at - len(tail))
-                found = -1
-                if reach < len(window):
-                    found = _first(window, marks, max(reach, 0))
-                if found >= 0 and at - len(tail) + found < size:
-                    cut = at - len(tail) + found
-                    # `line` counts what comes before the block, and a cut may lie in the tail.
-                    lines = line - tail.count(b"\n", found)
-                    lines += block.count(b"\n", 0, max(0, found - len(tail)))
-                    yield RowRange(start, cut, first_line)
-                    start, first_line = cut, lines
-                line += block.count(b"\n")
-                at += len(block)
-                tail = window[-2:]
+            while stop < size:
+                left, lines = max(LEAST_BYTES, size // MOST_PIECES), 0
+                while left and (block := stream.read(min(left, _STEP))):
+                    lines += block.count(b"\n")
+                    left -= len(block)
+                lines += _lines_to_row_end(stream, is_txt)
+                stop = stream.tell()
+                if stop < size:
+                    yield RowRange(start, stop, first_line)
+                    start, first_line = stop, first_line + lines
     except DAMAGE as error:
         raise_if_passing(error, file.name)
     yield RowRange(start, None, first_line)
 
 
-def _first(window: bytes, marks: tuple[bytes, ...], start: int) -> int:
-    ends = [at + 1 for mark in marks if (at := window.find(mark, start)) >= 0]
-    return min(ends, default=-1)
+def _lines_to_row_end(stream: BinaryIO, is_txt: bool) -> int:
+    """Read on to the end of a line, of plain text to a blank one; how many lines end on the way."""
+    lines, whole = 0, False
+    while line := stream.readline(_STEP):
+        ends = line.endswith(b"\n")
+        lines += ends
+        if ends and (not is_txt or (whole and not line.strip())):
+            break
+        whole = ends
+    return lines
 
 
 FIRST_ROWS = 64
@@ -168,23 +163,9 @@ class FilePiece:
 
     def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
         """Usable rows, and a row with a problem wherever there is one."""
-        return flat(self.lots(tally))
+        return islice(self._rows(Counter() if tally is None else tally), self.limit)
 
-    def lots(self, tally: Counter[str] | None = None) -> Iterator[Row | Texts]:
-        """The same, documents of a table together."""
-        left = self.limit
-        for lot in self._lots(Counter() if tally is None else tally):
-            count = len(lot.texts) if isinstance(lot, Texts) else 1
-            if left is not None and count > left:
-                if left and isinstance(lot, Texts):
-                    yield lot.upto(left)
-                return
-            yield lot
-            left = None if left is None else left - count
-            if left == 0:
-                return
-
-    def _lots(self, tally: Counter[str]) -> Iterator[Row | Texts]:
+    def _rows(self, tally: Counter[str]) -> Iterator[Row]:
         maker = RowBuilder(
             source=self.source,
             file=self.file.name,
@@ -193,18 +174,16 @@ class FilePiece:
             tally=tally,
         )
         place = self.part.first_row if isinstance(self.part, Range) else self.part.first_line
-        lot: Row | Texts | None = None
         rows = 0
+        row: Row | None = None
         try:
-            for lot in self._made(maker):
+            for row in self._made(maker):
                 rows += 1
-                yield lot
+                yield row
         except DAMAGE as error:
             raise_if_passing(error, self.file.name)
-            if isinstance(lot, Texts):
-                place = lot.places[-1] + 1
-            elif lot is not None:
-                place = int(lot.where.rpartition(":")[2]) + 1
+            if row is not None:
+                place = int(row.where.rpartition(":")[2]) + 1
             # A table may be read from its middle, and its places are numbers of rows.
             rows = place if isinstance(self.part, Range) else rows
             lost = error.lost_rows(rows) if isinstance(error, Broken) else 0
@@ -212,7 +191,7 @@ class FilePiece:
             reason = f"the file cannot be read from here on ({reason_of(error)}{loss})"
             yield maker.bad(reason, place, lost=lost)
 
-    def _made(self, maker: RowBuilder) -> Iterator[Row | Texts]:
+    def _made(self, maker: RowBuilder) -> Iterator[Row]:
         filters = parse_filters(self.options.where)
         if isinstance(self.part, Range):
             yield from read_table(self.file, self.form.format, self.part, filters, maker)

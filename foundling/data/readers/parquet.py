@@ -28,12 +28,10 @@ from foundling.data.readers.file_formats import (
     reason_of,
 )
 from foundling.data.readers.row_builder import NOT_UTF8, Bad, RowBuilder
-from foundling.data.readers.source import FILTERED, File, Row, Texts
+from foundling.data.readers.source import FILTERED, File, Row
 
 BATCH_BYTES = 4 << 20
 BATCH_ROWS = 4096
-LONG = 8
-"""Pieces from which on a file is long."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +77,6 @@ def check_text_column(file: str, schema: Any, column: str) -> None:
         )
 
 
-def size_of_piece(total: int, left: int, least: int, most: int) -> float:
-    """Bytes of the next piece of a file of which so many are left.
-
-    The last ones of a long file are half as large, so that no worker is waited for long.
-    """
-    size = max(least, total / most)
-    return size / 2 if total > LONG * size and left <= 2 * size else size
-
-
 def ranges(file: File, format: str, least_bytes: int, most: int) -> Iterator[Range]:
     """Cut a table into some `most` ranges of at least `least_bytes`; the last has no end.
 
@@ -96,14 +85,13 @@ def ranges(file: File, format: str, least_bytes: int, most: int) -> Iterator[Ran
     if format == "arrow" and file.local is None:  # it would have to be read to be cut
         yield Range(0, None, 0)
         return
-    start = first = rows = size = past = 0
+    start = first = rows = size = 0
     for number, (group_rows, group_bytes, total) in enumerate(_groups(file, format)):
-        if rows and size >= size_of_piece(total, total - past + size, least_bytes, most):
+        if rows and size >= max(least_bytes, total / most):
             yield Range(start, number, first)
             start, first, rows, size = number, first + rows, 0, 0
         rows += group_rows
         size += group_bytes
-        past += group_bytes
     yield Range(start, None, first)
 
 
@@ -187,7 +175,7 @@ def _batches(reader: Any, count: int) -> Iterator[Any]:
 
 def read_table(
     file: File, format: str, part: Range, filters: tuple[Filter, ...], maker: RowBuilder
-) -> Iterator[Row | Texts]:
+) -> Iterator[Row]:
     """Rows of a range; damage in the file raises one of DAMAGE."""
     first = part.first_row
     is_parquet = format == "parquet"
@@ -227,9 +215,7 @@ def _rows_at_once(rows: int, size: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(size, 1)))
 
 
-def _rows(
-    batch: Any, first: int, filters: tuple[Filter, ...], maker: RowBuilder
-) -> Iterator[Row | Texts]:
+def _rows(batch: Any, first: int, filters: tuple[Filter, ...], maker: RowBuilder) -> Iterator[Row]:
     try:
         batch.validate(full=True)
         places, passed = _filtered(batch, first, filters)
@@ -247,14 +233,8 @@ def _rows(
         return
     if len(values) < batch.num_rows:
         maker.tally[FILTERED] += batch.num_rows - len(values)
-    if column is not None:
-        together = maker.texts(values, places)
-        yield from [together] if together else map(maker.text, values, places)
-        return
-    for place, value in zip(places, values, strict=True):
-        row = maker.record(value, place)
-        if row is not None:
-            yield row
+    make = maker.record if column is None else maker.text
+    yield from (row for row in map(make, values, places) if row is not None)
 
 
 def _filtered(batch: Any, first: int, filters: tuple[Filter, ...]) -> tuple[list[int] | range, Any]:
@@ -264,12 +244,10 @@ def _filtered(batch: Any, first: int, filters: tuple[Filter, ...]) -> tuple[list
         return places, batch
     kept = np.ones(batch.num_rows, np.bool_)
     for filter in filters:
-        if filter.column in batch.schema.names:
-            column = batch.column(filter.column)
-            kept &= filter.mask(column, column.to_pylist)
-        else:
-            rows = batch.select([filter.column.split(".")[0]]).to_pylist()
-            kept &= np.fromiter(map(filter.accepts, rows), np.bool_, len(rows))
+        whole = filter.column in batch.schema.names
+        name = filter.column if whole else filter.column.split(".")[0]
+        rows = batch.select([name]).to_pylist()
+        kept &= np.fromiter(map(filter.accepts, rows), np.bool_, len(rows))
     return (np.flatnonzero(kept) + first).tolist(), batch.filter(pa.array(kept))
 
 

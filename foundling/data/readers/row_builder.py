@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from foundling.config.errors import ConfigError
 from foundling.data.readers.columns import ColumnMapping, Filter, lookup
-from foundling.data.readers.source import FILTERED, REJECTED, ReadOptions, Row, Texts, shortened
+from foundling.data.readers.source import FILTERED, REJECTED, ReadOptions, Row, shortened
 
 # Conversations out of the common schemas: every one becomes turns of system, user and assistant.
 #
@@ -306,19 +306,6 @@ class RowBuilder:
         if self.nfc and not text.isascii():
             text = unicodedata.normalize("NFC", text)
         return Row(text=text, source=self.source, where=f"{self.file}:{place}")
-
-    def texts(self, values: list[Any], places: Sequence[int]) -> Texts | None:
-        """Documents together, if nothing is to be said about any of them."""
-        if not values or not all(type(value) is str for value in values):
-            return None
-        if max(map(len, values)) > self.max_chars:
-            return None
-        if self.nfc:
-            values = [
-                value if value.isascii() else unicodedata.normalize("NFC", value)
-                for value in values
-            ]
-        return Texts(values, self.source, self.file, places)
 
     def record(self, value: object, place: int, filters: tuple[Filter, ...] = ()) -> Row | None:
         """Whatever a file held in one place; None where it is left out on purpose."""

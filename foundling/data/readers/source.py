@@ -7,10 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, get_args
 
 from foundling.config.errors import ConfigError, DataError
 from foundling.tokenizer.chat import Message, is_learned, role_and_content
@@ -18,15 +15,7 @@ from foundling.tokenizer.chat import Message, is_learned, role_and_content
 Schema = Literal[
     "auto", "text", "messages", "sharegpt", "alpaca", "prompt-completion", "preference"
 ]
-SCHEMAS: tuple[Schema, ...] = (
-    "auto",
-    "text",
-    "messages",
-    "sharegpt",
-    "alpaca",
-    "prompt-completion",
-    "preference",
-)
+SCHEMAS: tuple[Schema, ...] = get_args(Schema)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +75,6 @@ DEFAULTS = ReadOptions()
 # A Row: one document or conversation on its way into a data set, and what makes one unusable.
 
 _HELD_OUT = hashlib.blake2b(digest_size=8, person=b"held-out")
-MOST_64 = 2**64 - 1
 VAL_SHARE = 0.02
 """Share of rows that is held out unless a build says otherwise."""
 
@@ -116,38 +104,6 @@ class Row(NamedTuple):
     lost: int | None = None
     """Of the row at which its file breaks off: rows after it that are lost, as far as that can be
     told. None of every other row."""
-
-
-class Texts(NamedTuple):
-    """Documents of one file that were read together: as good as a Row each, and far quicker to
-    hand on than so many."""
-
-    texts: list[str]
-    source: str
-    file: str
-    places: Sequence[int]
-
-    def row(self, number: int) -> Row:
-        """One of them by itself."""
-        where = f"{self.file}:{self.places[number]}"
-        return Row(text=self.texts[number], source=self.source, where=where)
-
-    def upto(self, count: int) -> "Texts":
-        """The first so many."""
-        return Texts(self.texts[:count], self.source, self.file, self.places[:count])
-
-    def after(self, count: int) -> "Texts":
-        """All but the first so many."""
-        return Texts(self.texts[count:], self.source, self.file, self.places[count:])
-
-
-def flat(lots: "Iterable[Row | Texts]") -> Iterator[Row]:
-    """Rows one by one."""
-    for lot in lots:
-        if isinstance(lot, Texts):
-            yield from map(lot.row, range(len(lot.texts)))
-        else:
-            yield lot
 
 
 def broken_off(where: str, reason: str) -> str:
@@ -218,27 +174,9 @@ def is_held_out(row: Row, val_share: float) -> bool:
         content = row.text
     else:
         content = json.dumps([role_and_content(message) for message in row.messages or ()])
-    return falls_into_val(content.encode(), val_share)
-
-
-def falls_into_val(content: bytes, val_share: float) -> bool:
-    """The hash's verdict on a content."""
-    return bool(fall_into_val([content], val_share)[0])
-
-
-def fall_into_val(contents: Sequence[bytes], val_share: float) -> NDArray[np.bool_]:
-    """The same for many."""
-    digests = []
-    for content in contents:
-        state = _HELD_OUT.copy()
-        state.update(content)
-        digests.append(state.digest())
-    limit = math.ceil(val_share * 2**64)
-    found = np.frombuffer(b"".join(digests), ">u8")
-    if limit > MOST_64:
-        return np.ones(len(found), np.bool_)
-    below: NDArray[np.bool_] = found < np.uint64(limit)
-    return below
+    state = _HELD_OUT.copy()
+    state.update(content.encode())
+    return int.from_bytes(state.digest()) < math.ceil(val_share * 2**64)
 
 
 def excerpt(row: Row, length: int = 200) -> str:
@@ -377,9 +315,6 @@ class InMemorySource:
         for row in self.given:
             state.update(repr(row).encode("utf-8", "surrogatepass"))
         return state.hexdigest()
-
-
-Given = "Source | Sequence[Source] | Iterable[Row]"
 
 
 def as_sources(

@@ -5,12 +5,12 @@ costs one row. Nothing here raises for what a row holds; a stream that breaks of
 DAMAGE, which the caller turns into a row.
 """
 
-import codecs
 import csv
 import io
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import BinaryIO
 
 from foundling.data.readers.file_formats import Broken
@@ -23,10 +23,6 @@ RECORD_BYTES = 1 << 26
 """No record longer than this is ever held."""
 BLOCK = 1 << 20
 BOM = b"\xef\xbb\xbf"
-
-ESCAPED = re.compile("[\udc80-\udcff]")
-_BLANK = re.compile(r"\n[^\S\n]+(?=\n)")
-_BLANK_BYTES = re.compile(rb"\n[^\S\n]+(?=\n)")
 
 
 def bounded_lines(
@@ -79,80 +75,35 @@ def read_jsonl(stream: BinaryIO, first: int = 1, stop: int | None = None) -> Ite
 
 def read_txt(stream: BinaryIO, first: int = 1, stop: int | None = None) -> Iterator[Record]:
     """Documents separated by blank lines, each with the number of its first line."""
-    number, held, skipping = first, b"", False
-    for block in _blocks(stream, first, stop):
-        seen = max(0, len(held) - 2)
-        held += block
-        if skipping:
-            end = _blank_after(held, seen)
-            if end < 0:
-                # Two bytes are kept: a blank line may begin in them.
-                number += held.count(b"\n", 0, len(held) - 2)
-                held = held[-2:]
-                continue
-            number += held.count(b"\n", 0, end)
-            held, skipping, seen = held[end:], False, 0
-        end = max(held.rfind(b"\n\n", seen), held.rfind(b"\n\r\n", seen)) + 1
-        if end:
-            yield from _documents(held[:end], number)
-            number += held.count(b"\n", 0, end)
-            held = held[end:]
-        elif len(held) > RECORD_BYTES:
-            body = held.lstrip()
-            place = number + held.count(b"\n", 0, len(held) - len(body))
-            yield place, Bad(f"{TOO_LONG} of {RECORD_BYTES} bytes a row", _shown(body))
-            skipping = True
-    if not skipping:
-        yield from _documents(held, number)
+    held: list[bytes] = []
+    place = size = 0
+    for number, line in chain(bounded_lines(stream, first, stop), [(0, b"")]):
+        if isinstance(line, Bad):
+            line, size = (line.sample or "").encode(), RECORD_BYTES
+        elif number == 1:
+            line = line.removeprefix(BOM)
+        if not _is_blank(line):
+            place = place if held else number
+            size += len(line)
+            if size <= RECORD_BYTES or not held:
+                held.append(line)
+        elif held:
+            text = b"".join(held).replace(b"\r\n", b"\n").removesuffix(b"\n")
+            too_long = Bad(f"{TOO_LONG} of {RECORD_BYTES} bytes a row", _shown(text))
+            yield place, too_long if size > RECORD_BYTES else _decoded(text)
+            held, size = [], 0
 
 
-def _blocks(stream: BinaryIO, first: int, stop: int | None) -> Iterator[bytes]:
-    left, begin = stop, first == 1
-    while block := stream.read(BLOCK if left is None else min(BLOCK, left)):
-        if left is not None:
-            left -= len(block)
-        yield block.removeprefix(BOM) if begin else block
-        begin = False
+def _is_blank(line: bytes) -> bool:
+    """Other alphabets have other spaces, which only decoding shows."""
+    return not line or line.isspace() or (line[0] > 127 and line.decode(errors="replace").isspace())
 
 
-def _blank_after(data: bytes, start: int) -> int:
-    """Where the first blank line begins; -1 if there is none."""
-    ends = [found + 1 for mark in (b"\n\n", b"\n\r\n") if (found := data.find(mark, start)) >= 0]
-    return min(ends, default=-1)
-
-
-def _documents(data: bytes, number: int) -> Iterator[Record]:
-    """Documents of whole lines, of which the first has this number."""
-    if b"\r" in data:
-        data = data.replace(b"\r\n", b"\n")
-    # Lines of spaces become empty ones, so that a blank line is two newlines and nothing else.
-    data = _BLANK_BYTES.sub(b"\n", b"\n%b\n" % data)
-    number -= 1
-    for part in data.split(b"\n\n"):
-        body = part.strip(b"\n")
-        if body:
-            place = number + part.index(body[:1])
-            try:
-                text = body.decode()
-            except UnicodeDecodeError:
-                yield place, Bad(NOT_UTF8, _shown(body))
-            else:
-                if text.isascii() or not _BLANK.search(f"\n{text}\n"):
-                    yield place, text
-                else:
-                    yield from _divided(text, place)
-        number += part.count(b"\n") + 2
-
-
-def _divided(text: str, number: int) -> Iterator[Record]:
-    """A document with blank lines that only decoding shows: other alphabets have other spaces."""
-    lines: list[str] = []
-    for place, line in enumerate([*text.split("\n"), ""], number):
-        if line and not line.isspace():
-            lines.append(line)
-        elif lines:
-            yield place - len(lines), "\n".join(lines)
-            lines = []
+def _decoded(text: bytes) -> object:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return Bad(NOT_UTF8, _shown(text))
 
 
 def _back(text: str) -> str:
@@ -248,191 +199,114 @@ class _LineReader:
         return text
 
 
-# JSON that is not a value a line: one long list, or objects one after another, read as they come.
+# JSON that is not a value a line: one long list, or values one after another, read as they come.
 #
-# The parser of the standard library is asked first, at its full speed; where it fails, brackets and
-# quotes are counted to see whether the value goes on in the next block, is bad by itself, or is too
-# long to hold. So memory is bounded by the longest row, and a bad row costs itself alone.
+# Strings and brackets are matched to find where a value ends, and the standard library parses it:
+# memory is bounded by the longest row, a bad row costs itself alone, and a value is the same as on
+# a line of its own. Rejected: ijson (docs/decisions/2026-11-19-json-lists-without-ijson.md).
 
-_SPACE = re.compile(r"[ \t\r\n]*")
-_MARK = re.compile(r'["\\\[\]{}]')
-_SCALAR = re.compile(r"[^\s,\[\]{}]*")
-_OPEN = '"[{'
-_SCALAR_CHARS = 1 << 20
-"""Longer than any number: what goes on after it is no value."""
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
+"""A string that ends, a bracket, or the beginning of a string that goes on."""
+_SCALAR = re.compile(rb"[^\s,\[\]{}]*")
 
 
 def is_lines(stream: BinaryIO) -> bool:
     """Whether a .json file holds a value a line, by its first line that is not blank."""
     begin = stream.peek(BLOCK) if isinstance(stream, io.BufferedReader) else b""
-    if begin.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":  # perhaps all in one line
+    if begin.removeprefix(BOM).lstrip()[:1] == b"[":  # perhaps all in one line
         return False
     for _, line in bounded_lines(stream):
         if isinstance(line, Bad):
             return False
         if not line.isspace():
-            start = line.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-            return start == b"{" and not isinstance(parsed(line), Bad)
+            line = line.removeprefix(BOM)
+            return line.lstrip()[:1] == b"{" and not isinstance(parsed(line), Bad)
     return True
 
 
 def read_json(stream: BinaryIO) -> Iterator[Record]:
     """The values of a list, numbered from 0, or of a sequence of values."""
-    values = _Values(stream)
-    listed = values.peek() == "["
-    if listed:
-        values.take()
+    window = _Window(stream)
+    listed = window.peek() == b"["
+    window.at += listed
     number = 0
-    while True:
-        mark = values.peek()
-        if not mark:
-            if listed:
-                raise values.broken("the list is not closed", number)
-            return
-        if listed and mark == "]":
-            values.take()
-            if values.peek():
-                raise values.broken("more follows the end of the list", number)
+    while mark := window.peek():
+        if listed and mark == b"]":
+            window.at += 1
+            if window.peek():
+                raise window.broken("more follows the end of the list", number)
             return
         if listed and number:
-            if mark != ",":
-                raise values.broken("no comma between two rows", number)
-            values.take()
-            if values.peek() in ("", "]"):  # the end, or a comma too many before it
+            if mark != b",":
+                raise window.broken("no comma between two rows", number)
+            window.at += 1
+            if window.peek() in (b"", b"]"):  # the end, or a comma too many before it
                 continue
-        yield number, values.next()
+        yield number, parsed(window.value())
         number += 1
+    if listed:
+        raise window.broken("the list is not closed", number)
 
 
-class _Values:
-    """A window on the text: `_text[_at:]` is what has not been read yet."""
+class _Window:
+    """What was read and is not used yet: `_data[at:]`."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._parse = json.JSONDecoder().raw_decode
-        self._text = ""
-        self._at = 0
-        self._ended = False
-        self._dirty = False
-        self._end = 0
-        self._added = 0
-        self._dropped = 0
-        """Characters that are no longer in the window."""
-        self._more()
-        self._text = self._text.removeprefix("\ufeff")
+        self._data = b""
+        self._used = 0
+        """Bytes that are no longer in the window."""
+        self.at = 0
+        while len(self._data) < len(BOM) and self._more():
+            pass
+        self._data = self._data.removeprefix(BOM)
 
-    def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+    def _more(self) -> bool:
+        """Read on, as much again as there is: a long row is then not looked through too often."""
+        block = self._stream.read(max(BLOCK, len(self._data) - self.at))
+        self._used += self.at
+        self._data, self.at = self._data[self.at :] + block, 0
+        return bool(block)
+
+    def peek(self) -> bytes:
+        """The next byte that is no space; empty at the end."""
         while True:
-            match = _SPACE.match(self._text, self._at)
-            self._at = match.end() if match else self._at
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if self._ended:
-                return ""
-            self._more()
+            space = _SPACE.match(self._data, self.at)
+            self.at = space.end() if space else self.at
+            if self.at < len(self._data) or not self._more():
+                return self._data[self.at : self.at + 1]
+
+    def value(self) -> bytes:
+        """The value that begins here."""
+        while (end := self._end()) is None:
+            if len(self._data) - self.at > RECORD_BYTES:
+                raise Broken(f"a row does not end within {RECORD_BYTES} bytes")
+            if not self._more():
+                if self._data[self.at] in b'"[{':
+                    raise Broken("the file breaks off inside a row")
+                end = len(self._data)
+                break
+        value, self.at = self._data[self.at : end], end
+        return value
+
+    def _end(self) -> int | None:
+        """Where the value at hand ends; None if perhaps not in the window."""
+        if self._data[self.at] not in b'"[{':
+            scalar = _SCALAR.match(self._data, self.at)
+            # A stray mark is a bad row of one byte, or the same place would be met for ever.
+            end = max(scalar.end() if scalar else 0, self.at + 1)
+            return end if end < len(self._data) else None
+        depth = 0
+        for token in _TOKEN.finditer(self._data, self.at):
+            if token[0] == b'"':
+                return None
+            depth += (token[0] in (b"[", b"{")) - (token[0] in (b"]", b"}"))
+            if depth <= 0:
+                return token.end()
+        return None
 
     def broken(self, reason: str, rows: int) -> Broken:
         """What is read and in no row counts as rows of the mean length."""
-        left = len(self._text) - self._at
-        taken = self._dropped + self._at
+        left, taken = len(self._data) - self.at, self._used + self.at
         return Broken(reason, lost=round(rows * left / taken) if taken else 0)
-
-    def take(self) -> None:
-        """Step over the character that `peek` showed."""
-        self._at += 1
-
-    def next(self) -> object:
-        """The value that begins here, or why it is none."""
-        try:
-            value, end = self._parse(self._text, self._at)
-        except (ValueError, RecursionError):
-            return self._slow()
-        if end == len(self._text) and not self._ended:  # a number may go on in the next block
-            return self._slow()
-        return self._judged(value, end)
-
-    def _slow(self) -> object:
-        """Find the end of the value first, reading as much as that takes."""
-        sample = self._text[self._at : self._at + 200]
-        whole = self._to_end()
-        end, start = self._end, self._at
-        if not whole:
-            self._at = end
-            return Bad(f"{TOO_LONG} of {RECORD_BYTES} characters a row", sample)
-        try:
-            value, stop = self._parse(self._text, start)
-            if stop != end:
-                raise ValueError
-        except (ValueError, RecursionError) as error:
-            self._at = end
-            deep = isinstance(error, RecursionError)
-            return Bad("nested too deeply" if deep else "not JSON", sample)
-        return self._judged(value, end)
-
-    def _judged(self, value: object, end: int) -> object:
-        start, self._at = self._at, end
-        if self._dirty and ESCAPED.search(self._text, start, end):
-            raw = self._text[start : start + 200].encode("utf-8", "surrogateescape")
-            return Bad(NOT_UTF8, raw.decode("utf-8", "backslashreplace"))
-        return value
-
-    def _to_end(self) -> bool:
-        """Set `_end` to where the value ends; False if it was too long to keep."""
-        if self._text[self._at] not in _OPEN:
-            self._scalar()
-            return True
-        depth, quoted, whole = 0, False, True
-        at = self._at
-        while True:
-            match = _MARK.search(self._text, at)
-            if match is None:
-                whole = self._extend(whole)
-                at = len(self._text) - self._added
-                continue
-            mark, at = match[0], match.end()
-            if mark == "\\":
-                if at == len(self._text):
-                    whole = self._extend(whole)
-                    at = len(self._text) - self._added
-                at += 1
-            elif mark == '"':
-                quoted = not quoted
-            elif not quoted:
-                depth += 1 if mark in "[{" else -1
-            if not quoted and depth <= 0 and mark != "\\":
-                self._end = at
-                return whole
-
-    def _scalar(self) -> None:
-        while True:
-            match = _SCALAR.match(self._text, self._at)
-            self._end = match.end() if match else self._at
-            if self._end < len(self._text) or self._ended or self._end - self._at > _SCALAR_CHARS:
-                break
-            self._more()
-        # A stray mark is a bad row of one character, or the same place would be met for ever.
-        self._end = max(self._end, self._at + 1)
-
-    def _extend(self, whole: bool) -> bool:
-        """Read on inside a value; one that is too long is dropped as it comes."""
-        if self._ended:
-            raise Broken("the file breaks off inside a row")
-        if len(self._text) - self._at > RECORD_BYTES or not whole:
-            self._dropped += len(self._text)
-            self._text, self._at, whole = "", 0, False
-        before = len(self._text) - self._at
-        self._more()
-        self._added = len(self._text) - before
-        return whole
-
-    def _more(self) -> None:
-        """Append one more block to what is left of the text."""
-        block = self._stream.read(BLOCK)
-        self._ended = not block
-        added = self._decoder.decode(block, final=self._ended)
-        if not added.isascii():
-            self._dirty = self._dirty or ESCAPED.search(added) is not None
-        self._dropped += self._at
-        self._text, self._at = self._text[self._at :] + added, 0

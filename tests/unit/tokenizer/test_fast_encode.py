@@ -241,20 +241,6 @@ def test_a_pickled_tokenizer_is_the_same_and_makes_no_encoder_twice(
     assert made
 
 
-def test_a_thread_gets_an_engine_of_its_own_and_the_same_ids() -> None:
-    tokenizer = sample("gpt2")
-    other = tokenizer.for_another_thread()
-    assert other._quick[0] is not None
-    assert tokenizer._quick[0] is not None
-    assert other._quick[0].encoding is not tokenizer._quick[0].encoding
-    assert other._quick[0]._ids is tokenizer._quick[0]._ids
-    texts = list(SHARP)
-    assert other.encode_batch(texts) == tokenizer.encode_batch(texts)
-    assert other.fingerprint == tokenizer.fingerprint
-    slow = Tokenizer(_lower())
-    assert slow.for_another_thread().why_slow == slow.why_slow != ""
-
-
 def test_a_pickled_tokenizer_knows_why_it_is_slow(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = Tokenizer(_lower())
     assert not tokenizer.fast

@@ -3,17 +3,20 @@
 import importlib.util
 import os
 import stat
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from build_samples import Numbers, files, learn, make, text
 
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.build import encode
-from foundling.data.build.executor import Specs
+from foundling.data.build.executor_cluster import run_share
+from foundling.data.open_source import Specs
 from foundling.tokenizer.tokenizer import Tokenizer
 
 
@@ -116,7 +119,7 @@ def test_a_slurm_array_writes_the_same_bytes(
     specs = Specs(specs=tuple(write_corpus(tmp_path)), val_share=0.1)
     sources = tuple(specs.open())
     make(sources, tokenizer, tmp_path / "plain")
-    make(sources, tokenizer, tmp_path / "slurm", engine="slurm", workers=2, specs=specs)
+    make(sources, tokenizer, tmp_path / "slurm", engine="slurm", workers=2)
     assert files(tmp_path / "plain") == files(tmp_path / "slurm")
     assert sbatch.read_text() == "--array=0-1\n"
 
@@ -127,7 +130,7 @@ def test_a_slurm_array_goes_on_until_a_budget_is_reached(
     specs = Specs(specs=tuple(write_corpus(tmp_path)), val_share=0.1)
     sources = tuple(specs.open())
     one = make(sources, tokenizer, tmp_path / "plain", max_tokens=5000)
-    options = {"engine": "slurm", "workers": 1, "specs": specs}
+    options = {"engine": "slurm", "workers": 1}
     make(sources, tokenizer, tmp_path / "slurm", max_tokens=5000, **options)
     assert files(tmp_path / "plain") == files(tmp_path / "slurm")
     assert one.recipe["result"]["rows"] < 270
@@ -138,24 +141,41 @@ def test_a_slurm_array_goes_on_until_a_budget_is_reached(
 def test_what_an_array_could_not_do_is_said(
     sbatch: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    paths = write_corpus(tmp_path)
-    specs = Specs(specs=(paths[0],), val_share=0.1)
-    sources = tuple(specs.open())
-    elsewhere = Specs(specs=(paths[1],), val_share=0.1)
-    with pytest.raises(DataError, match=r"1 of 1 pieces were not finished .*start again to go on"):
-        make(sources, tokenizer, tmp_path / "d", engine="slurm", workers=2, specs=elsewhere)
-    make(sources, tokenizer, tmp_path / "d", engine="slurm", workers=2, specs=specs)
+    short = Numbers(count=100, trouble=(50, "refuse"))
+    sentence = r"1 of 1 pieces were not finished .*the numbers have run out.* start again to go on"
+    with pytest.raises(DataError, match=sentence):
+        make(short, tokenizer, tmp_path / "d", engine="slurm", workers=2)
+    make(Numbers(count=100), tokenizer, tmp_path / "d", engine="slurm", workers=2)
+
+
+def test_a_source_that_changes_meanwhile_is_refused(
+    sbatch: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_corpus(tmp_path)[0]
+    (source,) = Specs(specs=(path,), val_share=0.1).open()
+    real = subprocess.Popen
+
+    def change(*words: Any, **options: Any) -> Any:
+        Path(path).write_text("something else\n")
+        return real(*words, **options)
+
+    monkeypatch.setattr("foundling.data.build.executor_cluster.subprocess.Popen", change)
+    with pytest.raises(DataError, match="is not what it was when the build began"):
+        make(source, tokenizer, tmp_path / "d", engine="slurm", workers=2)
+
+
+def test_an_order_that_another_has_written_is_not_unpickled(tmp_path: Path) -> None:
+    (tmp_path / "round.pickle").write_bytes(b"cbuiltins\nprint\n(S'run'\ntR.")
+    with pytest.raises(DataError, match=r"round\.pickle is not what the build wrote"):
+        run_share(tmp_path / "round.pickle", "0" * 64, 0)
 
 
 def test_engines_that_are_not_there_are_named(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    specs = Specs(specs=("hamlet",))
     with pytest.raises(ConfigError, match="needs sbatch"):
-        make(Numbers(), tokenizer, tmp_path / "a", engine="slurm", specs=specs)
-    with pytest.raises(ConfigError, match="opens sources by name"):
-        make(Numbers(), tokenizer, tmp_path / "b", engine="slurm")
+        make(Numbers(), tokenizer, tmp_path / "a", engine="slurm")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"foundling\[ray\]"):
         make(Numbers(), tokenizer, tmp_path / "c", engine="ray")

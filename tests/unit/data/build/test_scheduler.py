@@ -81,15 +81,6 @@ def test_the_ends_of_parts_leave_no_trace(
     assert files(tmp_path / "small") == files(tmp_path / "large")
 
 
-def test_a_large_share_held_out_is_written_by_itself_and_the_same(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(rows(), tokenizer, tmp_path / "beside", val_share=0.4)
-    monkeypatch.setattr(sys.modules["foundling.data.build.build"], "SMALL_VAL", 0)
-    make(rows(), tokenizer, tmp_path / "after", val_share=0.4)
-    assert files(tmp_path / "beside") == files(tmp_path / "after")
-
-
 def test_a_budget_is_reached_after_duplicates_are_gone(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -1,7 +1,5 @@
 """The parts of a build by themselves, each against the plain way to do it."""
 
-import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +10,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from unique_data import make_shard
 
-import foundling.data.shard as shard_module
 from foundling.data.build.decontaminate import BLOCK, Overlap, evaluation_texts, normalised
 from foundling.data.build.encode import EncodeJob
 from foundling.data.build.scheduler import Scheduler
 from foundling.data.build.select import Duplicates
 from foundling.data.build.shard_writer import cut, wave_end
-from foundling.data.build.shuffle import chosen, in_order, take
+from foundling.data.build.shuffle import chosen, in_order
 from foundling.data.permutation import permute, round_keys, unpermute
 from foundling.data.shard import Shard, write_shard
 
@@ -77,59 +74,31 @@ def lengths_and_tokens(shards: list[Shard]) -> list[tuple[list[int], ...]]:
     ]
 
 
-def gathered(shard: Shard, step: int) -> Shard:
-    """With its tokens where they belong, gathered by pieces that cut through documents."""
-    if shard.gather is None:
-        return shard
-    for start in range(0, len(shard.tokens), step):
-        shard.gather(start, shard.tokens[start : start + step])
-    return replace(shard, gather=None)
+def take(shard: Shard, order: NDArray[np.int64]) -> Shard:
+    """The chosen documents of a shard in the given order, one by one."""
+    spans = [slice(shard.offsets[n], shard.offsets[n + 1]) for n in order]
+    lengths = np.diff(shard.offsets)[order]
+    return Shard(
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        tokens=np.concatenate([shard.tokens[span] for span in spans]),
+        mask=None if shard.mask is None else np.concatenate([shard.mask[s] for s in spans]),
+        text_bytes=shard.text_bytes[order],
+        kind_codes=shard.kind_codes[order],
+        kind_names=shard.kind_names,
+        floor_bits=shard.floor_bits[order],
+    )
 
 
-def late(lengths: list[int], seed: int) -> tuple[Shard, Shard]:
-    """Documents in another order, as they are shuffled (tokens yet to come) and copied together."""
-    shard = make_shard(lengths, 0, None)
-    order = np.random.default_rng(seed).permutation(len(lengths))
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    half = len(order) // 2
-    lots = [chosen(shard, which, place[which]) for which in np.split(np.arange(len(order)), [half])]
-    (found,) = in_order(iter(lots), 0, len(order), len(shard.tokens), Path("none"), 10**9)
-    assert found.gather is not None
-    return found, take(shard, order)
-
-
-@pytest.mark.parametrize("block", [1, 100, 1000, 10**6])
-def test_tokens_that_are_late_are_written_as_if_they_had_been_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+def test_a_write_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_module, "_BLOCK", block)
-    coming, there = late([200, 900, 300, 500, 1, 100], seed=1)
-    digests = [write_shard(tmp_path / f"{n}.arrow", one) for n, one in enumerate((coming, there))]
-    files = [(tmp_path / f"{n}.arrow").read_bytes() for n in range(2)]
-    assert files[0] == files[1]
-    assert digests == [hashlib.sha256(file).hexdigest() for file in files]
-
-
-def test_tokens_that_cannot_be_gathered_leave_nothing_behind(tmp_path: Path) -> None:
-    def fail(at: int, out: NDArray[np.generic]) -> None:
+    def fail(descriptor: int) -> None:
         raise OSError("gone")
 
-    coming = replace(late([300, 400], seed=2)[0], gather=fail)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="gone"):
-        write_shard(tmp_path / "x.arrow", coming)
+        write_shard(tmp_path / "x.arrow", make_shard([300, 400], 0, None))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("shard_tokens", "count"), [(10**6, 1), (900, 3), (401, 6)])
-def test_late_tokens_are_cut_like_others(tmp_path: Path, shard_tokens: int, count: int) -> None:
-    coming, there = late([200, 400, 300, 350, 400, 100, 250], seed=3)
-    found = []
-    for one in (coming, there):
-        shards = cut(iter([one]), shard_tokens, len(one.tokens), one.kind_names)
-        found.append([lengths_and_tokens([gathered(shard, 70)]) for shard in shards])
-    assert found[0] == found[1]
-    assert len(found[0]) == count
 
 
 @pytest.mark.parametrize("mask", [None, 3])
@@ -144,8 +113,7 @@ def test_documents_come_in_order_with_any_memory(
         chosen(shard, np.arange(first, min(first + 90, 400)), place[first : first + 90])
         for first in range(0, 400, 90)
     ]
-    ordered = in_order(iter(lots), 0, 400, len(shard.tokens), tmp_path / "box", in_memory)
-    blocks = [gathered(block, step=97) for block in ordered]
+    blocks = list(in_order(iter(lots), 0, 400, len(shard.tokens), tmp_path / "box", in_memory))
     order = np.empty(400, np.int64)
     order[place] = np.arange(400)
     assert lengths_and_tokens(blocks) == lengths_and_tokens([take(shard, order)])
@@ -177,13 +145,10 @@ def test_shards_are_cut_where_they_always_were(
     lengths: list[int], shard_tokens: int, blocks: int, mask: int | None
 ) -> None:
     whole = make_shard(lengths, 0, mask)
-    parts = [take(whole, part) for part in np.array_split(np.arange(len(lengths)), blocks)]
-    ordered = (part for part in parts if len(part))
-    shards = []
-    for shard in cut(ordered, shard_tokens, len(whole.tokens), ("a", "b")):
-        copy = take(shard, np.arange(len(shard)))  # the buffer is used again
-        assert copy.kind_names == ("a", "b")
-        shards.append(copy)
+    runs = np.array_split(np.arange(len(lengths)), blocks)
+    ordered = (take(whole, run) for run in runs if len(run))
+    shards = list(cut(ordered, shard_tokens, ("a", "b")))
+    assert all(shard.kind_names == ("a", "b") for shard in shards)
     assert [len(shard) for shard in shards] == plain_cut(np.array(lengths), shard_tokens)
     assert lengths_and_tokens(shards) == lengths_and_tokens([whole])
 

@@ -18,38 +18,15 @@ from foundling.data.open_source import open_source
 from foundling.data.readers.columns import Filter, lookup, parse_filters
 from foundling.data.readers.source import ReadOptions
 
-SIGNS = ("=", "!=", ">", ">=", "<", "<=")
 INTS = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
 FLOATS = st.floats() | st.sampled_from([0.0, -0.0, 1.5, 3.0])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=3) | st.sampled_from(["3", "ab"])
-COLUMNS = {
-    "int64": (pa.int64(), INTS),
-    "uint64": (pa.uint64(), st.integers(0, 2**64 - 1) | st.integers(0, 3)),
-    "int8": (pa.int8(), st.integers(-128, 127)),
-    "float64": (pa.float64(), FLOATS),
-    "float32": (pa.float32(), st.floats(width=32) | st.sampled_from([0.5, 3.0])),
-    "string": (pa.string(), TEXTS),
-    "large": (pa.large_string(), TEXTS),
-    "bool": (pa.bool_(), st.booleans()),
-}
 WANTED = st.one_of(
     INTS.map(str),
     FLOATS.map(repr),
     TEXTS,
     st.sampled_from(["true", "False", "nan", "-inf", "1e400"]),
 )
-
-
-@settings(max_examples=600, deadline=None)
-@given(st.data(), st.sampled_from(sorted(COLUMNS)), st.sampled_from(SIGNS), WANTED)
-def test_a_column_is_filtered_as_its_values_are(
-    data: st.DataObject, column: str, sign: str, wanted: str
-) -> None:
-    kind, values = COLUMNS[column]
-    array = pa.array(data.draw(st.lists(st.none() | values, max_size=6)), kind)
-    one = Filter("x", sign, wanted)
-    mask = one.mask(array, array.to_pylist)
-    assert mask.tolist() == [one.holds(value) for value in array.to_pylist()]
 
 
 @settings(max_examples=300, deadline=None)
