@@ -182,7 +182,7 @@ def memory_meter(state: TrainState) -> Iterator[Callable[[], dict[str, int]]]:
 
         def read() -> dict[str, int]:
             found = {"allocated": live.now, "reserved": live.now, "peak": live.peak}
-            live.forget_peak()
+            live.reset_peak()
             return found
 
         yield read
@@ -216,7 +216,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             self._meet(tensor)
 
-    def reset_peak_memory(self) -> None:
+    def reset_peak(self) -> None:
         """Start a new peak."""
         self.peak = self.now
 
