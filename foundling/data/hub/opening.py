@@ -20,7 +20,7 @@ from foundling.data.hub.download import (
     quiet,
 )
 from foundling.data.hub.recipes import PREFIX, HubUri, Recipe, merged, parse_uri, recipe_of
-from foundling.data.hub.remote_source import RemoteSource, hub_source, remote_files
+from foundling.data.hub.remote_source import RemoteSource, hub_source, library_source, remote_files
 from foundling.data.hub.splits import SplitFiles, choose
 from foundling.data.hub.stack import StackSource
 from foundling.data.readers.file_formats import form_of
@@ -55,8 +55,6 @@ def open_hub(
         return _stack(name, spec, choice, options, hub, documents)
     if choice.files:
         return hub_source(name, spec, hub, choice.repo, choice.files, options, documents)
-    from foundling.data.hub.remote_source import library_source
-
     return library_source(name, uri, choice, options, hub, documents)
 
 
@@ -206,7 +204,6 @@ def fetch_ahead(
     *,
     workers: int = PARALLEL,
     progress: Progress = quiet,
-    done: Callable[[RemoteFile], None] = lambda file: None,
 ) -> Path:
     """Fetch it all; the folder of the repository."""
     home = plan.hub.home(plan.repo)
@@ -214,7 +211,7 @@ def fetch_ahead(
         home.mkdir(parents=True, exist_ok=True)
         missing = [file.size for file in plan.files if not here(plan.hub, plan.repo, file)]
         check_room(home, sum(missing), plan.spec)
-    fetch_all(plan.hub, plan.repo, plan.files, workers=workers, progress=progress, done=done)
+    fetch_all(plan.hub, plan.repo, plan.files, workers=workers, progress=progress)
     return home
 
 

@@ -1,32 +1,33 @@
 """Sources whose files are remote: the hub, s3 and https by fsspec, the `datasets` library."""
 
+import functools
 import hashlib
+import io
 import re
+import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import IO, Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
 from foundling.config.errors import DataError
 from foundling.data.hub.download import (
-    BUFFER,
     Hub,
-    Interrupted,
-    Patience,
     RemoteFile,
     Repo,
     ask,
-    check,
+    brief,
     download,
     fetch,
     here,
+    hub_headers,
     insist,
-    ranged,
+    network_errors,
     spool,
     spooled,
-    write,
 )
 from foundling.data.hub.recipes import HubUri
 from foundling.data.hub.splits import Readable, SplitFiles
@@ -40,7 +41,7 @@ from foundling.data.readers.file_formats import TABLES, Form
 from foundling.data.readers.files import WHOLE, FilePiece, FileSource, RowRange, cuts, whole_rows
 from foundling.data.readers.parquet import Range
 from foundling.data.readers.row_builder import RowBuilder, template_fields
-from foundling.data.readers.source import File, Kind, ReadOptions, Row
+from foundling.data.readers.source import Kind, ReadOptions, Row
 
 # Sources whose files are elsewhere: looked into when opened, fetched when their rows are read.
 #
@@ -50,26 +51,40 @@ from foundling.data.readers.source import File, Kind, ReadOptions, Row
 # each piece would fetch it again.
 
 
-class Elsewhere(File, Protocol):
+@dataclass(frozen=True)
+class Elsewhere(ABC):
     """A file that can be looked into before it is fetched."""
+
+    name: str
+    """Its path in the repository or below the address."""
+    local = None
+    """It counts as elsewhere even when it is here: pieces must not depend on a cache."""
 
     @property
     def kept(self) -> bool:
         """Whether `open` keeps the file, so that it may be opened often."""
-        ...
+        return False
 
     @property
     def absent(self) -> bool:
         """Whether it is neither here nor in reach."""
-        ...
+        return False
 
+    @abstractmethod
+    def identity(self) -> str:
+        """What changes when its bytes do."""
+
+    @abstractmethod
+    def open(self) -> BinaryIO:
+        """All of it, from the first byte."""
+
+    @abstractmethod
     def peek(self) -> BinaryIO:
         """The file by its parts, for looking and not for reading rows."""
-        ...
 
 
 @dataclass(frozen=True)
-class HubFile:
+class HubFile(Elsewhere):
     """A file of a repository at one commit."""
 
     hub: Hub
@@ -80,15 +95,6 @@ class HubFile:
     stream: bool = False
 
     @property
-    def name(self) -> str:
-        """Its path in the repository."""
-        return self.file.path
-
-    @property
-    def local(self) -> None:
-        """It counts as elsewhere even when it is here: pieces must not depend on a cache."""
-
-    @property
     def kept(self) -> bool:
         """In the hub's cache, unless the build streams."""
         return not self.stream
@@ -96,7 +102,7 @@ class HubFile:
     @property
     def absent(self) -> bool:
         """Offline and not fetched."""
-        return self.hub.offline and not any(here(self.hub, self.repo, self.file))
+        return self.hub.offline and not here(self.hub, self.repo, self.file)
 
     def identity(self) -> str:
         """The hub's checksum, which is compared with the content whenever it is read."""
@@ -115,15 +121,8 @@ class HubFile:
             return open(found[0], "rb")
         if self.hub.offline:
             return self.open()
-        return ranged(
-            self.hub.file_url(self.repo, self.file.path),
-            self.file.size,
-            headers=self.hub.headers,
-            what=f"{self.file.path} of {self.repo.name}",
-            page=self.hub.page(self.repo),
-            patience=self.hub.patience,
-            whole=self.open,
-        )
+        url, page = self.hub.file_url(self.repo, self.file.path), self.hub.page(self.repo)
+        return _ranged(self, url, self.file.size, page)
 
 
 @dataclass(frozen=True)
@@ -132,13 +131,11 @@ class _Looked:
 
     file: Elsewhere
 
+    local = None
+
     @property
     def name(self) -> str:
         return self.file.name
-
-    @property
-    def local(self) -> None:
-        return None
 
     def identity(self) -> str:
         return self.file.identity()
@@ -275,13 +272,47 @@ def hub_source(
     """A source of files of the hub; `spec` is what the user wrote."""
     stream, options = options.stream, replace(options, stream=False)
     ours = tuple(
-        HubFile(hub, repo, file, f"foundling fetch {spec} --shards {number}", stream)
+        HubFile(file.path, hub, repo, file, f"foundling fetch {spec} --shards {number}", stream)
         for number, file in enumerate(files, 1)
     )
     return RemoteSource(name, ours, documents, options)
 
 
-# Files at other addresses: https by the same careful download, everything else through fsspec.
+# Looking into a file that is elsewhere: byte ranges as they are asked for, nothing stored.
+#
+# For the beginning of a file or the footer of a Parquet file, which say what it holds and where it
+# can be cut. Rows are never read this way: a range has no checksum.
+
+_BLOCK = 1 << 20
+
+
+def _ranged(file: Elsewhere, url: str, size: int, page: str) -> BinaryIO:
+    """A file by its ranges; all of it where the server knows none."""
+    from fsspec.spec import AbstractBufferedFile
+
+    class Ranged(AbstractBufferedFile):  # type: ignore[misc]
+        def _fetch_range(self, start: int, stop: int) -> bytes:
+            return _byte_range(file, url, start, stop, page)
+
+    if not _byte_range(file, url, 0, min(size, _BLOCK), page):
+        return file.open()
+    return cast(BinaryIO, io.BufferedReader(Ranged(None, url, size=size, block_size=_BLOCK)))
+
+
+@functools.lru_cache(maxsize=16)
+def _byte_range(file: Elsewhere, url: str, start: int, stop: int, page: str) -> bytes:
+    """Some bytes; none where the server would send all of them. The last ones are remembered: the
+    same places are looked at several times in a row."""
+    headers = hub_headers() if isinstance(file, HubFile) else {}
+
+    def attempt() -> bytes:
+        with ask(url, {**headers, "Range": f"bytes={start}-{stop - 1}"}) as response:
+            return b"" if response.status_code == 200 else bytes(response.read())
+
+    return insist(attempt, file.name, page)
+
+
+# Files at other addresses: https by the hub's client, everything else through fsspec.
 #
 # A file is read from a nameless copy, so a connection that breaks off costs a retry and not the
 # rest of the file. These addresses promise no checksum: a length is compared, and the server's own
@@ -291,32 +322,12 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "
 
 
 @dataclass(frozen=True)
-class UrlFile:
-    """A file at an address of http or https."""
+class AddressFile(Elsewhere):
+    """A file at an address of https, or of a store that fsspec knows."""
 
     url: str
     size: int | None
     mark: str
-    patience: Patience = field(default_factory=Patience)
-
-    @property
-    def name(self) -> str:
-        """The last part of the address."""
-        return unquote(urlsplit(self.url).path).rpartition("/")[2]
-
-    @property
-    def local(self) -> None:
-        """Elsewhere."""
-
-    @property
-    def kept(self) -> bool:
-        """No: there is no promise that it stays the same."""
-        return False
-
-    @property
-    def absent(self) -> bool:
-        """In reach as far as is known."""
-        return False
 
     def identity(self) -> str:
         """What the server says of it."""
@@ -324,115 +335,59 @@ class UrlFile:
 
     def open(self) -> BinaryIO:
         """From the first byte of a copy."""
-
-        def fill(out: IO[bytes]) -> None:
-            download(
-                self.url,
-                out,
-                size=self.size,
-                what=self.name,
-                page=self.url,
-                patience=self.patience,
-            )
-
-        return spooled(self.identity(), self.size, self.name, fill)
+        return spooled(self.size, self.name, self._fill)
 
     def peek(self) -> BinaryIO:
-        """Parts of it by ranges, where its length is known."""
-        if self.size is None:
+        """Parts of it, where its length is known."""
+        if not _is_web(self.url):
+            store, path = _store(self.url)
+            return cast(BinaryIO, store.open(path, "rb"))
+        if not self.size:
             return self.open()
-        return ranged(
-            self.url,
-            self.size,
-            headers=dict,
-            what=self.name,
-            page=self.url,
-            patience=self.patience,
-            whole=self.open,
-        )
+        return _ranged(self, self.url, self.size, self.url)
 
+    def _fill(self, out: BinaryIO) -> None:
+        if _is_web(self.url):
+            download(self.url, out, self.size, self.name, self.url)
+            return
 
-@dataclass(frozen=True)
-class FsFile:
-    """A file of any store that fsspec knows."""
-
-    url: str
-    size: int
-    mark: str
-    name: str
-    patience: Patience = field(default_factory=Patience)
-
-    @property
-    def local(self) -> None:
-        """Elsewhere."""
-
-    @property
-    def kept(self) -> bool:
-        """No: there is no promise that it stays the same."""
-        return False
-
-    @property
-    def absent(self) -> bool:
-        """In reach as far as is known."""
-        return False
-
-    def identity(self) -> str:
-        """What the store says of it."""
-        return f"{self.url} {self.size} {self.mark}"
-
-    def open(self) -> BinaryIO:
-        """From the first byte of a copy."""
-        return spooled(self.identity(), self.size, self.url, self._fill)
-
-    def peek(self) -> BinaryIO:
-        """The store's own file, which reads what is asked for."""
-        store, path = _store(self.url)
-        return cast(BinaryIO, store.open(path, "rb"))
-
-    def _fill(self, out: IO[bytes]) -> None:
         def attempt() -> None:
             try:
-                copy()
-            except (OSError, DataError):
-                raise
+                store, path = _store(self.url)
+                with store.open(path, "rb", block_size=8 * _BLOCK) as stream:
+                    stream.seek(out.seek(0, 2))
+                    shutil.copyfileobj(stream, out, 8 * _BLOCK)
             except Exception as error:  # stores have errors of their own for a bad connection
-                raise Interrupted(_brief_url(error)) from None
-
-        def copy() -> None:
-            store, path = _store(self.url)
-            have = out.seek(0, 2)
-            with store.open(path, "rb", block_size=BUFFER * 8) as stream:
-                stream.seek(have)
-                while block := stream.read(BUFFER * 8):
-                    write(out, block)
+                if isinstance(error, (DataError, *network_errors())):
+                    raise
+                raise OSError(brief(error)) from None
             if out.seek(0, 2) != self.size:
-                raise Interrupted(f"{out.tell():,} of {self.size:,} bytes")
+                raise OSError(f"{out.tell():,} of {self.size:,} bytes")
 
-        best = 0
-
-        def gained() -> bool:
-            nonlocal best
-            before, best = best, max(best, out.seek(0, 2))
-            return best > before
-
-        insist(attempt, what=self.url, page=self.url, patience=self.patience, gained=gained)
+        insist(attempt, self.url, self.url, reached=lambda: out.seek(0, 2))
 
 
-def remote_files(url: str, readable: Readable) -> Sequence[UrlFile | FsFile]:
+def _is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+def remote_files(url: str, readable: Readable) -> Sequence[AddressFile]:
     """The files that an address, a folder of one or a pattern means."""
-    if re.match(r"https?://", url):
-        return [_url_file(url, readable)]
+    if _is_web(url):
+        return [_web_file(url, readable)]
     store, path = _store(url)
     try:
         found = _listing(store, path)
     except Exception as error:  # each store has its own for a bad name or missing credentials
         raise DataError(
-            f"{url} cannot be listed ({_brief_url(error)}); check the name and your credentials."
+            f"{url} cannot be listed ({brief(error)}); check the name and your credentials."
         ) from None
     scheme = url.partition("://")[0]
     root = _fixed_part(path)
     files = [
-        FsFile(f"{scheme}://{name}", int(info["size"]), _mark(info), name[len(root) :].lstrip("/"))
+        AddressFile(
+            name[len(root) :].lstrip("/"), f"{scheme}://{name}", int(info["size"]), _mark(info)
+        )
         for name, info in sorted(found.items())
         if info.get("type") == "file" and readable(name)
     ]
@@ -443,19 +398,20 @@ def remote_files(url: str, readable: Readable) -> Sequence[UrlFile | FsFile]:
     return files
 
 
-def _url_file(url: str, readable: Readable) -> UrlFile:
-    if not readable(urlsplit(url).path):
+def _web_file(url: str, readable: Readable) -> AddressFile:
+    path = urlsplit(url).path
+    if not readable(path):
         raise DataError(f"{url} does not end like a file that can be read.")
 
-    def look() -> Any:
-        with ask(url, {}, "HEAD") as answer:
-            check(answer)
-            return answer.headers
+    def attempt() -> Any:
+        with ask(url, method="HEAD") as response:
+            return response.headers
 
-    headers = insist(look, what=url, page=url, patience=Patience())
+    headers = insist(attempt, url, url)
     length = headers.get("Content-Length")
     mark = headers.get("ETag") or headers.get("Last-Modified") or ""
-    return UrlFile(url, int(length) if length else None, mark.strip('"'))
+    size = int(length) if length else None
+    return AddressFile(unquote(path).rpartition("/")[2], url, size, mark.strip('"'))
 
 
 def _store(url: str) -> tuple[Any, str]:
@@ -498,10 +454,6 @@ def _mark(info: dict[str, Any]) -> str:
         if info.get(key):
             return str(info[key]).strip('"')
     return ""
-
-
-def _brief_url(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
 # Data sets that only the datasets library can read: a loading script, or a format we do not know.
@@ -590,7 +542,7 @@ class LibraryPiece:
         try:
             yield from stream
         except Exception as error:  # whatever a foreign loader raises
-            raise DataError(f"{self.name} broke off ({_brief(error)}); try again.") from error
+            raise DataError(f"{self.name} broke off ({brief(error)}); try again.") from error
 
 
 def library_source(
@@ -636,9 +588,5 @@ def _load(repo: Repo, config: str, split: str) -> Any:
     except Exception as error:  # a loader may raise anything
         raise DataError(
             f"{repo.name} cannot be read, neither directly nor by the datasets library"
-            f" ({_brief(error)})."
+            f" ({brief(error)})."
         ) from None
-
-
-def _brief(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

@@ -20,14 +20,13 @@ from typing import Any, TypeVar
 from foundling.config.errors import DataError
 from foundling.data.hub.download import (
     Hub,
-    Interrupted,
-    Patience,
     RemoteFile,
     Repo,
     ask,
-    check,
     fetch,
     insist,
+    network_errors,
+    status_of,
 )
 from foundling.data.readers.columns import ColumnMapping, Filter, lookup, parse_filters
 from foundling.data.readers.row_builder import Bad, RowBuilder
@@ -142,7 +141,7 @@ class StackPiece:
 
     def _fetched(self, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
         """Contents from the archive, in order; what it does not have is counted."""
-        blobs = Blobs(self.source.hub.patience)
+        blobs = Blobs()
         wanted = self._wanted(tally)
         for (where, _), content in in_order(lambda item: blobs.text(item[1]), wanted, PARALLEL):
             if content is None:
@@ -251,19 +250,17 @@ def _parquet(path: Path, file: RemoteFile) -> Any:
 
 def _rows(table: Any, first: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows first to stop with their numbers, reading only the row groups they are in."""
-    begin = 0
+    number = 0
     for group in range(table.metadata.num_row_groups):
-        end = begin + table.metadata.row_group(group).num_rows
-        if begin < stop and first < end:
-            number = begin
-            for batch in table.iter_batches(batch_size=64, row_groups=[group]):
-                here = range(number, number + batch.num_rows)
-                if here.start < stop and first < here.stop:
-                    wanted = [n for n in here if first <= n < stop]
-                    part = batch.slice(wanted[0] - number, len(wanted)).to_pylist()
-                    yield from zip(wanted, part, strict=True)
-                number += batch.num_rows
-        begin = end
+        rows = table.metadata.row_group(group).num_rows
+        if number >= stop or number + rows <= first:
+            number += rows
+            continue
+        for batch in table.iter_batches(batch_size=64, row_groups=[group]):
+            low, high = max(first - number, 0), min(stop - number, batch.num_rows)
+            if low < high:
+                yield from enumerate(batch.slice(low, high - low).to_pylist(), number + low)
+            number += batch.num_rows
 
 
 # Files of Software Heritage's archive by their id: fetched many at a time, unpacked, decoded.
@@ -293,9 +290,8 @@ def archive_url() -> str:
 class Blobs:
     """Contents by id; None for one that the archive does not have."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self) -> None:
         self.url = archive_url()
-        self.patience = patience
         self._good = self._refused = 0
 
     def text(self, file: Mapping[str, Any]) -> str | Bad | None:
@@ -313,42 +309,38 @@ class Blobs:
             return Bad(f"not {str(encoding)[:20]}", content[:100].decode("ascii", "replace"))
 
     def _content(self, blob: str) -> bytes | Bad | None:
-        damaged = 0
+        damaged = False
 
         def attempt() -> bytes | Bad | None:
             nonlocal damaged
             packed = self._packed(blob)
-            if packed is None:
-                return None
             try:
-                return unpacked(packed)
+                return None if packed is None else unpacked(packed)
             except (zlib.error, EOFError):
-                damaged += 1
-                if damaged > 1:  # twice the same: it lies there like that
+                if damaged:  # twice the same: it lies there like that
                     return Bad("damaged in the archive", blob)
-                raise Interrupted("a damaged body") from None
+                damaged = True
+                raise OSError("a damaged body") from None
 
-        return insist(attempt, what=f"blob {blob}", page=self.url, patience=self.patience)
+        return insist(attempt, f"blob {blob}", self.url)
 
     def _packed(self, blob: str) -> bytes | None:
-        with ask(f"{self.url}/{blob}", {}) as response:
-            return self._answered(response)
-
-    def _answered(self, response: Any) -> bytes | None:
-        if response.status_code == 404:
-            return None
-        if response.status_code == 403:
-            # How a bucket that may not be listed says that a file is not there.
-            self._refused += 1
+        try:
+            with ask(f"{self.url}/{blob}") as response:
+                packed = bytes(response.read())
+        except network_errors() as error:
+            if status_of(error) not in (403, 404):
+                raise
+            # 403 is how a bucket that may not be listed says that a file is not there.
+            self._refused += status_of(error) == 403
             if self._refused >= _DOUBT and not self._good:
                 raise DataError(
                     f"{self.url} refuses every blob (403); ask Software Heritage for access, or set"
                     " AWS_ENDPOINT_URL_S3 to a mirror that has them."
-                )
+                ) from None
             return None
-        check(response)
         self._good += 1
-        return bytes(response.read())
+        return packed
 
 
 def unpacked(packed: bytes) -> bytes | Bad:

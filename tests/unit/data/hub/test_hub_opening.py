@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hub_server import HubServer
 
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError
-from foundling.data.hub.download import Hub, Patience
+from foundling.data.hub.download import Hub
 from foundling.data.hub.opening import (
     fetch_ahead,
     fetch_blobs,
@@ -28,19 +27,6 @@ from foundling.data.hub.opening import (
 from foundling.data.readers.source import ReadOptions
 
 SHUFFLED = "karpathy/fineweb-edu-100b-shuffle"
-
-
-@pytest.fixture
-def server() -> Iterator[HubServer]:
-    server = HubServer(page_size=50)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def hub(server: HubServer, tmp_path: Path) -> Hub:
-    patience = Patience(tries=3, first_wait_s=0.01)
-    return Hub(endpoint=server.url, cache=str(tmp_path / "cache"), patience=patience)
 
 
 @pytest.fixture
@@ -98,7 +84,9 @@ def test_fetched_by_a_command_and_read_without_network(
     assert "2 of 5 files" in out
     assert "about 112M tokens" in out
     assert "ODC-By" in out
-    assert error == "", "a cut that was mended needs no words"
+    # A verb that takes long says so, by the machine.
+    words = [line for line in error.splitlines() if not line.startswith("fetch: download")]
+    assert words == [], "a cut that was mended needs no words"
     names = sorted(path.name for path in (tmp_path / "hub").rglob("*.parquet"))
     assert names == ["shard_00000.parquet", "shard_00001.parquet"]
 

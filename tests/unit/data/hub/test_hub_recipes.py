@@ -6,7 +6,6 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,27 +14,13 @@ import pytest
 from hub_server import HubServer
 
 from foundling.config.errors import DataError
-from foundling.data.hub.download import Hub, Patience, forget
+from foundling.data.hub.download import Hub
 from foundling.data.hub.opening import open_remote
 from foundling.data.hub.recipes import MIXTURES, RECIPES, merged, mixture_text, parse_uri, recipe_of
 from foundling.data.hub.stack import MISSING, in_order
 from foundling.data.readers.source import ReadOptions
 
 TALK = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
-
-
-@pytest.fixture
-def server() -> Iterator[HubServer]:
-    server = HubServer(page_size=50)
-    yield server
-    server.close()
-    forget()
-
-
-@pytest.fixture
-def hub(server: HubServer, tmp_path: Path) -> Hub:
-    patience = Patience(tries=3, first_wait_s=0.01)
-    return Hub(endpoint=server.url, cache=str(tmp_path / "cache"), patience=patience)
 
 
 def parquet(rows: list[dict[str, Any]]) -> bytes:

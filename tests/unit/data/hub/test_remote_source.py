@@ -3,7 +3,6 @@
 import io
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,12 @@ import pytest
 from hub_server import HubServer
 
 from foundling.config.errors import DataError
-from foundling.data.hub.download import Hub, Patience, forget
+from foundling.data.hub.download import Hub
 from foundling.data.hub.opening import open_remote, readable
 from foundling.data.hub.recipes import parse_uri
 from foundling.data.hub.remote_source import RemotePiece
-from foundling.data.hub.splits import SplitFiles, choose, glob_pattern
+from foundling.data.hub.splits import SplitFiles, choose
 from foundling.data.readers.source import ReadOptions
-
-
-@pytest.fixture
-def server() -> Iterator[HubServer]:
-    server = HubServer(page_size=50)
-    yield server
-    server.close()
-    forget()
-
-
-@pytest.fixture
-def hub(server: HubServer, tmp_path: Path) -> Hub:
-    patience = Patience(tries=3, first_wait_s=0.01)
-    return Hub(endpoint=server.url, cache=str(tmp_path / "cache"), patience=patience)
 
 
 def parquet(rows: list[dict[str, Any]], group: int = 100) -> bytes:
@@ -134,6 +119,7 @@ FINEWEB_FILES = [
         ("/sample/*/000.parquet", ["sample/100BT/000.parquet", "sample/10BT/000.parquet"]),
         ("/data/a", ["data/a/0.parquet", "data/a/1.parquet"]),
         ("/**/0.parquet", ["data/a/0.parquet", "data/b/0.parquet"]),
+        ("/sample/10?T/00[!0].parquet", ["sample/10BT/001.parquet"]),
     ],
 )
 def test_configs_of_the_readme(server: HubServer, hub: Hub, uri: str, found: list[str]) -> None:
@@ -213,12 +199,9 @@ def test_the_hubs_own_copy_is_read_where_nothing_else_can_be(server: HubServer, 
     assert choose(hub, parse_uri("hf://datasets/o/part"), readable).files == ()
 
 
-def test_patterns() -> None:
-    assert glob_pattern("a/{b,c}/[0-9]?.x").fullmatch("a/c/12.x")
-    assert not glob_pattern("a/{b,c}/[0-9]?.x").fullmatch("a/d/12.x")
-    assert glob_pattern("**").fullmatch("a/b/c")
-    assert not glob_pattern("a,b/*").fullmatch("a,b/c/d")
-    assert glob_pattern("a,b/[!x]").fullmatch("a,b/c")
+def test_a_pattern_that_is_none_is_refused(server: HubServer, hub: Hub) -> None:
+    with pytest.raises(DataError, match=r"a/\*\*b is no pattern of files of o/n: .*component"):
+        chosen(server, hub, ["a/b.jsonl"], "", "/a/**b")
 
 
 def test_rows_come_from_files_that_are_fetched_when_they_are_needed(
