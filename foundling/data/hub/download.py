@@ -320,88 +320,45 @@ class Repo:
     name: str
     commit: str
 
+    @property
+    def home(self) -> Path:
+        """Its folder in the hub's cache."""
+        from huggingface_hub import constants
 
-@dataclass(frozen=True, kw_only=True)
-class Hub:
-    """Where to ask and where to keep; picklable, and the token is never part of it."""
-
-    endpoint: str = ""
-    """Empty: HF_ENDPOINT, else the public hub."""
-    cache: str = ""
-    """Empty: HF_HUB_CACHE."""
+        folder = f"{self.kind}s--{self.name.replace('/', '--')}"
+        return Path(constants.HF_HUB_CACHE).expanduser() / folder
 
     @property
-    def offline(self) -> bool:
-        """HF_HUB_OFFLINE: nothing is asked, only what was fetched is used."""
-        from huggingface_hub import constants
-
-        return bool(constants.HF_HUB_OFFLINE)
-
-    @property
-    def url(self) -> str:
-        from huggingface_hub import constants
-
-        return (self.endpoint or constants.ENDPOINT).rstrip("/")
-
-    def home(self, repo: Repo) -> Path:
-        """The repository's folder in the hub's cache."""
-        from huggingface_hub import constants
-
-        folder = f"{repo.kind}s--{repo.name.replace('/', '--')}"
-        return Path(self.cache or constants.HF_HUB_CACHE).expanduser() / folder
-
-    def page(self, repo: Repo) -> str:
+    def page(self) -> str:
         """Where a person looks, and accepts a licence."""
-        kind = "datasets/" if repo.kind == "dataset" else ""
-        return f"{self.url}/{kind}{repo.name}"
+        from huggingface_hub import constants
 
-    def file_url(self, repo: Repo, path: str) -> str:
-        return f"{self.page(repo)}/resolve/{repo.commit}/{quote(path)}"
+        kind = "datasets/" if self.kind == "dataset" else ""
+        return f"{constants.ENDPOINT.rstrip('/')}/{kind}{self.name}"
 
-    def pin(self, uri: HubUri) -> Repo:
-        """The repository at the commit its revision means now (offline: meant when last asked)."""
-        if re.fullmatch(r"[0-9a-f]{40}", uri.revision):
-            return Repo(uri.kind, uri.repo, uri.revision)
-        loose = Repo(uri.kind, uri.repo, "")
-        revision = uri.revision or "main"
-        note = self.home(loose) / "foundling" / "refs" / quote(revision, safe="")
-        if self.offline:
-            if not note.is_file():
-                raise DataError(
-                    f"{uri} was never fetched and HF_HUB_OFFLINE is set; run `foundling"
-                    f" fetch {uri}` where there is network, with this cache."
-                )
-            return replace(loose, commit=note.read_text().strip())
+    def url(self, path: str) -> str:
+        """Where a file of it is."""
+        return f"{self.page}/resolve/{self.commit}/{quote(path)}"
 
-        def attempt() -> str:
-            info = self._api().repo_info(
-                uri.repo, repo_type=uri.kind, revision=revision, expand=["sha"]
-            )
-            return str(info.sha)
-
-        commit = insist(attempt, str(uri), self.page(loose))
-        _keep(note, commit)
-        return replace(loose, commit=commit)
-
-    def tree(self, repo: Repo, under: str = "", *, recursive: bool = True) -> list[RemoteFile]:
+    def tree(self, under: str = "", *, recursive: bool = True) -> list[RemoteFile]:
         """Files of a folder (empty: of the repository), in order of their names."""
         name = quote(under, safe="") + ("" if recursive else ",top")
-        note = self.home(repo) / "foundling" / "trees" / repo.commit / f"{name or ',all'}.json"
+        note = self.home / "foundling" / "trees" / self.commit / f"{name or ',all'}.json"
         if note.is_file():  # a commit never changes
             return [RemoteFile(*entry) for entry in json.loads(note.read_text())]
-        if self.offline:
+        if offline():
             raise DataError(
-                f"the files of {repo.name} were never listed here and HF_HUB_OFFLINE is set; run"
+                f"the files of {self.name} were never listed here and HF_HUB_OFFLINE is set; run"
                 " `foundling fetch` where there is network, with this cache."
             )
 
         def attempt() -> list[RemoteFile]:
-            entries = self._api().list_repo_tree(
-                repo.name,
+            entries = _api().list_repo_tree(
+                self.name,
                 under or None,
                 recursive=recursive,
-                revision=repo.commit,
-                repo_type=repo.kind,
+                revision=self.commit,
+                repo_type=self.kind,
             )
             # Folders are listed too, and have no blob.
             return [
@@ -411,7 +368,7 @@ class Hub:
             ]
 
         try:
-            files = insist(attempt, repo.name, self.page(repo))
+            files = insist(attempt, self.name, self.page)
         except NotThere:
             if not under:
                 raise
@@ -420,10 +377,42 @@ class Hub:
         _keep(note, json.dumps([[f.path, f.size, f.checksum] for f in files]))
         return files
 
-    def _api(self) -> Any:
-        from huggingface_hub import HfApi
 
-        return HfApi(endpoint=self.url, library_name="foundling")
+def offline() -> bool:
+    """HF_HUB_OFFLINE: nothing is asked, only what was fetched is used."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def pin(uri: HubUri) -> Repo:
+    """The repository at the commit its revision means now (offline: meant when last asked)."""
+    if re.fullmatch(r"[0-9a-f]{40}", uri.revision):
+        return Repo(uri.kind, uri.repo, uri.revision)
+    loose = Repo(uri.kind, uri.repo, "")
+    revision = uri.revision or "main"
+    note = loose.home / "foundling" / "refs" / quote(revision, safe="")
+    if offline():
+        if not note.is_file():
+            raise DataError(
+                f"{uri} was never fetched and HF_HUB_OFFLINE is set; run `foundling fetch {uri}`"
+                " where there is network, with this cache."
+            )
+        return replace(loose, commit=note.read_text().strip())
+
+    def attempt() -> str:
+        info = _api().repo_info(uri.repo, repo_type=uri.kind, revision=revision, expand=["sha"])
+        return str(info.sha)
+
+    repo = replace(loose, commit=insist(attempt, str(uri), loose.page))
+    _keep(note, repo.commit)
+    return repo
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(library_name="foundling")
 
 
 def _keep(note: Path, text: str) -> None:
@@ -440,20 +429,18 @@ def _keep(note: Path, text: str) -> None:
 # refused; a damaged file in the cache is replaced, or refused where there is no network.
 
 
-def fetch(
-    hub: Hub, repo: Repo, file: RemoteFile, *, remedy: str = "", progress: Progress = quiet
-) -> Path:
+def fetch(repo: Repo, file: RemoteFile, *, remedy: str = "", progress: Progress = quiet) -> Path:
     """The file's checked local path, downloaded if it is not here.
 
     `remedy` is the command that an offline user is told to run elsewhere.
     """
-    what, home = f"{file.path} of {repo.name}", hub.home(repo)
-    places = here(hub, repo, file)
-    good = [place for place in places if _is_right(hub, repo, place, file)]
-    if good and (hub.offline or good[0].parent != home / "blobs"):
+    what, home = f"{file.path} of {repo.name}", repo.home
+    places = here(repo, file)
+    good = [place for place in places if _is_right(repo, place, file)]
+    if good and (offline() or good[0].parent != home / "blobs"):
         progress(file.size)
         return good[0]
-    if hub.offline:
+    if offline():
         state = f"damaged in {home}" if places else "not here"
         raise DataError(
             f"{what} is {state} and HF_HUB_OFFLINE is set; run `{remedy}` where there is network,"
@@ -465,8 +452,8 @@ def fetch(
         if progress is quiet and file.size > _WORTH_SAYING:
             console(stderr=True).print(f"fetching {what}, {file.size / 1e9:.1f} GB")
     for again in (bool(places) and not good, True):
-        path = _transfer(hub, repo, file, what, again, progress)
-        if _is_right(hub, repo, path, file):
+        path = _transfer(repo, file, what, again, progress)
+        if _is_right(repo, path, file):
             return path
         progress(-file.size)
     path.resolve().unlink(missing_ok=True)
@@ -475,7 +462,6 @@ def fetch(
 
 
 def _transfer(
-    hub: Hub,
     repo: Repo,
     file: RemoteFile,
     what: str,
@@ -501,8 +487,6 @@ def _transfer(
                 file.path,
                 repo_type=repo.kind,
                 revision=repo.commit,
-                cache_dir=hub.cache or None,
-                endpoint=hub.url,
                 library_name="foundling",
                 force_download=again,
                 tqdm_class=_progress_bar(count),
@@ -510,19 +494,19 @@ def _transfer(
         except (LocalEntryNotFoundError, ValueError) as error:  # around what really happened
             raise error.__cause__ or DataError(f"{what} cannot be fetched: {error}") from None
 
-    path = insist(attempt, what, hub.page(repo), progress=progress)
+    path = insist(attempt, what, repo.page, progress=progress)
     progress(file.size - arrived)
     return Path(path)
 
 
-def spool(hub: Hub, repo: Repo, file: RemoteFile) -> BinaryIO:
+def spool(repo: Repo, file: RemoteFile) -> BinaryIO:
     """The file's checked content without a name on disk, for builds that store no raw source.
 
     Chosen over reading ranges as they are needed: a checksum is over the whole file, and a stream
     that cannot be checked could fool its owner. It takes the room of one file a worker in TMPDIR.
     """
-    what, page = f"{file.path} of {repo.name}", hub.page(repo)
-    if hub.offline:
+    what, page = f"{file.path} of {repo.name}", repo.page
+    if offline():
         raise DataError(
             f"{what} cannot be streamed while HF_HUB_OFFLINE is set; leave --stream out to use what"
             " was fetched."
@@ -530,7 +514,7 @@ def spool(hub: Hub, repo: Repo, file: RemoteFile) -> BinaryIO:
 
     def fill(out: BinaryIO) -> None:
         for _ in range(2):
-            url = hub.file_url(repo, file.path)
+            url = repo.url(file.path)
             download(url, out, file.size, what, page, hub_headers())
             if checksum_of(out, file) == file.checksum:
                 return
@@ -548,7 +532,6 @@ def _damaged(what: str, file: RemoteFile) -> DataError:
 
 
 def fetch_all(
-    hub: Hub,
     repo: Repo,
     files: Sequence[RemoteFile],
     *,
@@ -565,7 +548,7 @@ def fetch_all(
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            waiting = [pool.submit(fetch, hub, repo, file, progress=count) for file in files]
+            waiting = [pool.submit(fetch, repo, file, progress=count) for file in files]
             return [future.result() for future in waiting]
         except BaseException:
             stopped.set()
@@ -587,20 +570,20 @@ def checksum_of(stream: BinaryIO, file: RemoteFile) -> str:
     return hashlib.file_digest(cast(Any, stream), lambda: digest).hexdigest()
 
 
-def here(hub: Hub, repo: Repo, file: RemoteFile) -> list[Path]:
+def here(repo: Repo, file: RemoteFile) -> list[Path]:
     """Where the file is: by its name, or by its checksum where another commit brought it."""
-    home = hub.home(repo)
+    home = repo.home
     places = (home / "snapshots" / repo.commit / file.path, home / "blobs" / file.checksum)
     return [place for place in places if place.is_file()]
 
 
-def _is_right(hub: Hub, repo: Repo, path: Path, file: RemoteFile) -> bool:
+def _is_right(repo: Repo, path: Path, file: RemoteFile) -> bool:
     """Whether a file has the listed content: hashed once, and again when it was touched.
 
     Pieces of one file are read by many processes; each of them hashing it would cost more than a
     tenth of a build.
     """
-    note = hub.home(repo) / "foundling" / "checked" / file.checksum
+    note = repo.home / "foundling" / "checked" / file.checksum
     try:
         stat = path.stat()
         stamp = f"{stat.st_size} bytes, changed {stat.st_mtime_ns}"

@@ -10,13 +10,14 @@ from pathlib import Path
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.hub.download import (
     PARALLEL,
-    Hub,
     Progress,
     RemoteFile,
     Repo,
     check_room,
     fetch_all,
     here,
+    offline,
+    pin,
     quiet,
 )
 from foundling.data.hub.recipes import PREFIX, HubUri, Recipe, merged, parse_uri, recipe_of
@@ -41,7 +42,6 @@ def open_hub(
     spec: str,
     uri: HubUri,
     options: ReadOptions,
-    hub: Hub,
     *,
     documents: int | None = None,
     recipe: Recipe | None = None,
@@ -50,16 +50,16 @@ def open_hub(
     name = recipe.name if recipe else uri.name
     if recipe is not None:
         options = merged(recipe, options)
-    choice = choose(hub, uri, readable)
+    choice = choose(uri, readable)
     if recipe is not None and recipe.blobs:
-        return _stack(name, spec, choice, options, hub, documents)
+        return _stack(name, spec, choice, options, documents)
     if choice.files:
-        return hub_source(name, spec, hub, choice.repo, choice.files, options, documents)
-    return library_source(name, uri, choice, options, hub, documents)
+        return hub_source(name, spec, choice.repo, choice.files, options, documents)
+    return library_source(name, uri, choice, options, documents)
 
 
 def _stack(
-    name: str, spec: str, choice: SplitFiles, options: ReadOptions, hub: Hub, documents: int | None
+    name: str, spec: str, choice: SplitFiles, options: ReadOptions, documents: int | None
 ) -> StackSource:
     if documents is not None:
         raise DataError(f"{name} cannot be limited by documents; limit its tokens.")
@@ -69,7 +69,7 @@ def _stack(
             " have no effect; leave them out."
         )
     stream, options = options.stream, replace(options, stream=False)
-    return StackSource(name, spec, hub, choice.repo, choice.files, options, stream)
+    return StackSource(name, spec, choice.repo, choice.files, options, stream)
 
 
 def open_address(spec: str, options: ReadOptions, *, documents: int | None = None) -> RemoteSource:
@@ -85,19 +85,16 @@ def open_remote(
     options: ReadOptions,
     *,
     documents: int | None = None,
-    hub: Hub | None = None,
 ) -> Source:
     """The source that an address or a recipe's name means; little is fetched before it is read."""
-
-    hub = hub or Hub()
     known = recipe_of(spec)
     if known is not None:
-        return open_hub(spec, known[1], options, hub, documents=documents, recipe=known[0])
+        return open_hub(spec, known[1], options, documents=documents, recipe=known[0])
     if spec.startswith(PREFIX):
         uri = parse_uri(spec)
         if uri.kind != "dataset":
             raise DataError(f"{spec} is a model; data is hf://datasets/{uri.repo}.")
-        return open_hub(spec, uri, options, hub, documents=documents)
+        return open_hub(spec, uri, options, documents=documents)
     return open_address(spec, options, documents=documents)
 
 
@@ -131,7 +128,6 @@ class Ahead:
 
     spec: str
     uri: HubUri
-    hub: Hub
     repo: Repo
     files: tuple[RemoteFile, ...]
     of: int
@@ -161,10 +157,8 @@ def plan_fetch(
     *,
     shards: int | None = None,
     tokens: int | None = None,
-    hub: Hub | None = None,
 ) -> Ahead:
     """Which files the first `shards`, or about the first `tokens`, are (neither: all)."""
-    hub = hub or Hub()
     if shards is not None and tokens is not None:
         raise ConfigError("--shards and --tokens exclude each other; give one of them.")
     known = recipe_of(spec)
@@ -174,7 +168,7 @@ def plan_fetch(
             " the recipes."
         )
     recipe, uri = known or (None, parse_uri(spec))
-    choice = choose(hub, uri, readable)
+    choice = choose(uri, readable)
     files = choice.files
     if not files:
         raise DataError(f"{spec} has no file that can be fetched and read; stream it instead.")
@@ -189,7 +183,6 @@ def plan_fetch(
     return Ahead(
         spec=spec,
         uri=uri,
-        hub=hub,
         repo=choice.repo,
         files=files,
         of=len(choice.files),
@@ -206,12 +199,12 @@ def fetch_ahead(
     progress: Progress = quiet,
 ) -> Path:
     """Fetch it all; the folder of the repository."""
-    home = plan.hub.home(plan.repo)
-    if not plan.hub.offline:
+    home = plan.repo.home
+    if not offline():
         home.mkdir(parents=True, exist_ok=True)
-        missing = [file.size for file in plan.files if not here(plan.hub, plan.repo, file)]
+        missing = [file.size for file in plan.files if not here(plan.repo, file)]
         check_room(home, sum(missing), plan.spec)
-    fetch_all(plan.hub, plan.repo, plan.files, workers=workers, progress=progress)
+    fetch_all(plan.repo, plan.files, workers=workers, progress=progress)
     return home
 
 
@@ -225,7 +218,7 @@ def fetch_blobs(
     the build will have: what they leave out is not fetched.
     """
     options = ReadOptions(where=where)
-    source = open_hub(plan.spec, plan.uri, options, plan.hub, recipe=plan.recipe)
+    source = open_hub(plan.spec, plan.uri, options, recipe=plan.recipe)
     assert isinstance(source, StackSource)
     wanted = {file.path for file in plan.files}
     documents, tokens = 0, 0.0
@@ -242,17 +235,16 @@ def fetch_blobs(
 
 
 def fetch_tokenizer(
-    spec: str, output: Path | None, hub: Hub | None = None, progress: Progress = quiet
+    spec: str, output: Path | None, progress: Progress = quiet
 ) -> tuple[Path, list[str]]:
     """A model's tokenizer files: where they are now, and which there were."""
-    hub = hub or Hub()
     if not spec.startswith(PREFIX) or "/" not in spec.removeprefix(PREFIX):
         raise DataError(f"{spec} is no model of a hub; write hf://OWNER/NAME[#revision].")
     uri = parse_uri(spec)
     if uri.kind != "model":
         raise DataError(f"{spec} is a data set; a tokenizer is hf://OWNER/NAME of a model.")
-    repo = hub.pin(uri)
-    listed = hub.tree(repo, recursive=False) + hub.tree(repo, "original")
+    repo = pin(uri)
+    listed = repo.tree(recursive=False) + repo.tree("original")
     files = [file for file in listed if file.path in TOKENIZER_FILES]
     names = {file.path for file in files}
     if "tokenizer.model" in names:
@@ -261,9 +253,9 @@ def fetch_tokenizer(
         raise DataError(
             f"{spec} holds no tokenizer (no tokenizer.json, tokenizer.model, vocab.json)."
         )
-    paths = fetch_all(hub, repo, files, progress=progress)
+    paths = fetch_all(repo, files, progress=progress)
     if output is None:
-        return hub.home(repo) / "snapshots" / repo.commit, [file.path for file in files]
+        return repo.home / "snapshots" / repo.commit, [file.path for file in files]
     for file, path in zip(files, paths, strict=True):
         _copy(path, output / Path(file.path).name)
     return output, [Path(file.path).name for file in files]

@@ -15,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 
 from foundling.config.errors import DataError
 from foundling.data.hub.download import (
-    Hub,
     RemoteFile,
     Repo,
     ask,
@@ -26,6 +25,7 @@ from foundling.data.hub.download import (
     hub_headers,
     insist,
     network_errors,
+    offline,
     spool,
     spooled,
 )
@@ -87,7 +87,6 @@ class Elsewhere(ABC):
 class HubFile(Elsewhere):
     """A file of a repository at one commit."""
 
-    hub: Hub
     repo: Repo
     file: RemoteFile
     remedy: str
@@ -102,7 +101,7 @@ class HubFile(Elsewhere):
     @property
     def absent(self) -> bool:
         """Offline and not fetched."""
-        return self.hub.offline and not here(self.hub, self.repo, self.file)
+        return offline() and not here(self.repo, self.file)
 
     def identity(self) -> str:
         """The hub's checksum, which is compared with the content whenever it is read."""
@@ -111,18 +110,17 @@ class HubFile(Elsewhere):
     def open(self) -> BinaryIO:
         """The checked content."""
         if self.stream:
-            return spool(self.hub, self.repo, self.file)
-        return open(fetch(self.hub, self.repo, self.file, remedy=self.remedy), "rb")
+            return spool(self.repo, self.file)
+        return open(fetch(self.repo, self.file, remedy=self.remedy), "rb")
 
     def peek(self) -> BinaryIO:
         """What is here, else parts of it by ranges."""
-        found = here(self.hub, self.repo, self.file)
+        found = here(self.repo, self.file)
         if found and not self.stream:
             return open(found[0], "rb")
-        if self.hub.offline:
+        if offline():
             return self.open()
-        url, page = self.hub.file_url(self.repo, self.file.path), self.hub.page(self.repo)
-        return _ranged(self, url, self.file.size, page)
+        return _ranged(self, self.repo.url(self.name), self.file.size, self.repo.page)
 
 
 @dataclass(frozen=True)
@@ -263,7 +261,6 @@ class RemoteSource:
 def hub_source(
     name: str,
     spec: str,
-    hub: Hub,
     repo: Repo,
     files: tuple[RemoteFile, ...],
     options: ReadOptions,
@@ -272,7 +269,7 @@ def hub_source(
     """A source of files of the hub; `spec` is what the user wrote."""
     stream, options = options.stream, replace(options, stream=False)
     ours = tuple(
-        HubFile(file.path, hub, repo, file, f"foundling fetch {spec} --shards {number}", stream)
+        HubFile(file.path, repo, file, f"foundling fetch {spec} --shards {number}", stream)
         for number, file in enumerate(files, 1)
     )
     return RemoteSource(name, ours, documents, options)
@@ -550,11 +547,10 @@ def library_source(
     uri: HubUri,
     choice: SplitFiles,
     options: ReadOptions,
-    hub: Hub,
     documents: int | None,
 ) -> LibrarySource:
     """A source by way of the library, if it is there and knows how."""
-    if hub.offline or documents is not None:
+    if offline() or documents is not None:
         raise DataError(
             f"{uri} has no file that can be read directly, so it cannot be read offline or limited"
             " by documents; fetch it where there is network, or limit its tokens."

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from foundling.config.errors import DataError
-from foundling.data.hub.download import Hub, NotThere, RemoteFile, Repo, fetch
+from foundling.data.hub.download import NotThere, RemoteFile, Repo, fetch, offline, pin
 from foundling.data.hub.recipes import HubUri
 
 CONVERTED = "refs/convert/parquet"
@@ -37,36 +37,36 @@ class SplitFiles:
     files: tuple[RemoteFile, ...]
 
 
-def choose(hub: Hub, uri: HubUri, readable: Readable) -> SplitFiles:
+def choose(uri: HubUri, readable: Readable) -> SplitFiles:
     """The files that `uri` means; `readable` says by its name whether a file is data to us.
 
     No file at all is an answer too: then only the datasets library may know how to read it.
     """
-    repo = hub.pin(uri)
+    repo = pin(uri)
     if uri.path:
-        files = tuple(_matching(hub, repo, [uri.path], readable))
+        files = tuple(_matching(repo, [uri.path], readable))
         if not files:
-            raise DataError(f"{uri} matches no file that can be read; see {hub.page(repo)}/tree.")
+            raise DataError(f"{uri} matches no file that can be read; see {repo.page}/tree.")
         return SplitFiles(repo, files)
-    configs, default = _readme_configs(hub, uri, repo)
+    configs, default = _readme_configs(uri, repo)
     if configs:
         config = _pick_config(uri, list(configs), default)
         split = _pick_split(uri, list(configs[config]))
-        found = _matching(hub, repo, configs[config][split], readable)
+        found = _matching(repo, configs[config][split], readable)
     else:
-        found = _by_names(uri, [file for file in hub.tree(repo) if readable(file.path)])
+        found = _by_names(uri, [file for file in repo.tree() if readable(file.path)])
     choice = SplitFiles(repo, tuple(found))
-    return choice if found else _converted(hub, uri, choice)
+    return choice if found else _converted(uri, choice)
 
 
-def _readme_configs(hub: Hub, uri: HubUri, repo: Repo) -> tuple[dict[str, Patterns], str]:
+def _readme_configs(uri: HubUri, repo: Repo) -> tuple[dict[str, Patterns], str]:
     """Configs of the README's yaml head: name to patterns by split, and which is the default."""
     from huggingface_hub import metadata_load
 
-    readme = [f for f in hub.tree(repo, recursive=False) if f.path == "README.md"]
+    readme = [f for f in repo.tree(recursive=False) if f.path == "README.md"]
     if not readme:
         return {}, ""
-    path = fetch(hub, repo, readme[0], remedy=f"foundling fetch {uri}")
+    path = fetch(repo, readme[0], remedy=f"foundling fetch {uri}")
     try:
         card = metadata_load(path)
     except (yaml.YAMLError, ValueError):
@@ -129,9 +129,7 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:12]) + (f" and {len(listed) - 12} more" if len(listed) > 12 else "")
 
 
-def _matching(
-    hub: Hub, repo: Repo, patterns: Sequence[str], readable: Readable
-) -> list[RemoteFile]:
+def _matching(repo: Repo, patterns: Sequence[str], readable: Readable) -> list[RemoteFile]:
     """Files of the patterns in their order, each once; only the folders they name are listed."""
     from fsspec.utils import glob_translate
 
@@ -142,7 +140,7 @@ def _matching(
         except ValueError as error:
             raise DataError(f"{pattern} is no pattern of files of {repo.name}: {error}.") from None
         inside = pattern.rstrip("/") + "/"
-        for file in hub.tree(repo, _fixed_folder(pattern)):
+        for file in repo.tree(_fixed_folder(pattern)):
             wanted = match.match(file.path) or file.path.startswith(inside)
             if wanted and readable(file.path):
                 found.setdefault(file.path, file)
@@ -193,20 +191,20 @@ def _word_split(text: str) -> str | None:
     return next((s for s, known in _SPLITS.items() if any(w in known for w in words)), None)
 
 
-def _converted(hub: Hub, uri: HubUri, instead_of: SplitFiles) -> SplitFiles:
+def _converted(uri: HubUri, instead_of: SplitFiles) -> SplitFiles:
     """The hub's own Parquet copy, CONFIG/SPLIT/0000.parquet; one that is only a part is no copy."""
     if uri.revision:  # the copy is of main, and something else was asked for
         return instead_of
     try:
-        repo = hub.pin(replace(uri, revision=CONVERTED))
+        repo = pin(replace(uri, revision=CONVERTED))
     except NotThere:
         return instead_of
     except DataError:
-        if hub.offline:
+        if offline():
             return instead_of
         raise
     configs: dict[str, dict[str, list[RemoteFile]]] = {}
-    for file in hub.tree(repo):
+    for file in repo.tree():
         config, _, rest = file.path.partition("/")
         split, _, name = rest.partition("/")
         if name.endswith(".parquet") and not split.startswith("partial-"):

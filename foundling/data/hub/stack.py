@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 from foundling.config.errors import DataError
 from foundling.data.hub.download import (
-    Hub,
     RemoteFile,
     Repo,
     ask,
     fetch,
     insist,
     network_errors,
+    offline,
     status_of,
 )
 from foundling.data.readers.columns import ColumnMapping, Filter, lookup, parse_filters
@@ -45,7 +45,6 @@ class StackSource:
 
     name: str
     spec: str
-    hub: Hub
     repo: Repo
     files: tuple[RemoteFile, ...]
     options: ReadOptions
@@ -80,7 +79,7 @@ class StackSource:
         """A file of ids, open."""
         file = self.files[number]
         remedy = f"foundling fetch {self.spec} --shards {number + 1}"
-        return _parquet(fetch(self.hub, self.repo, file, remedy=remedy), file)
+        return _parquet(fetch(self.repo, file, remedy=remedy), file)
 
     def __iter__(self) -> Iterator[Row]:
         for piece in self.pieces():
@@ -136,7 +135,7 @@ class StackPiece:
         source = self.source
         text = json.dumps([source.files[self.number].checksum, list(source.options.where)])
         folder = hashlib.sha256(text.encode()).hexdigest()[:32]
-        home = source.hub.home(source.repo) / "foundling" / "blobs" / folder
+        home = source.repo.home / "foundling" / "blobs" / folder
         return home / f"{self.first:09d}.parquet"
 
     def _fetched(self, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
@@ -168,7 +167,7 @@ class StackPiece:
         import pyarrow.parquet as pq
 
         source = self.source
-        if source.hub.offline:
+        if offline():
             where = "".join(f" --where '{text}'" for text in source.options.where)
             raise DataError(
                 f"the files of {self.name} of {source.repo.name} are not here and HF_HUB_OFFLINE is"

@@ -8,19 +8,21 @@ import pytest
 from hub_server import HubServer
 
 from foundling.data.hub import download
-from foundling.data.hub.download import Hub
 
 
 @pytest.fixture
-def server() -> Iterator[HubServer]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """The hub of this process and, by the environment, of those that it starts."""
     server = HubServer(page_size=50)
+    cache = str(tmp_path / "cache")
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_HUB_CACHE", cache)
+    paths = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", paths)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", cache)
     yield server
     server.close()
-
-
-@pytest.fixture
-def hub(server: HubServer, tmp_path: Path) -> Hub:
-    return Hub(endpoint=server.url, cache=str(tmp_path / "cache"))
 
 
 @pytest.fixture(autouse=True)
