@@ -1,6 +1,5 @@
 """From a hub name to a source, and `fetch` of files before a machine goes offline."""
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -20,9 +19,9 @@ from foundling.data.hub.download import (
     pin,
     quiet,
 )
-from foundling.data.hub.recipes import PREFIX, HubUri, Recipe, merged, parse_uri, recipe_of
-from foundling.data.hub.remote_source import RemoteSource, hub_source, library_source, remote_files
-from foundling.data.hub.splits import SplitFiles, choose
+from foundling.data.hub.recipes import PREFIX, Recipe, merged, parse_uri, recipe_of
+from foundling.data.hub.remote_source import HubFile, RemoteSource, library_source, remote_files
+from foundling.data.hub.splits import choose
 from foundling.data.hub.stack import StackSource
 from foundling.data.readers.file_formats import form_of
 from foundling.data.readers.source import ReadOptions, Source
@@ -38,29 +37,33 @@ def readable(name: str) -> bool:
         return False
 
 
-def open_hub(
-    spec: str,
-    uri: HubUri,
-    options: ReadOptions,
-    *,
-    documents: int | None = None,
-    recipe: Recipe | None = None,
-) -> Source:
-    """A data set of the hub, by a recipe or by its address alone."""
+def open_remote(spec: str, options: ReadOptions, *, documents: int | None = None) -> Source:
+    """The source that an address or a recipe's name means; little is fetched before it is read."""
+    stream, options = options.stream, replace(options, stream=False)
+    known = recipe_of(spec)
+    if known is None and not spec.startswith(PREFIX):  # nothing is kept, with or without --stream
+        path = spec.partition("?")[0].rstrip("/")
+        name = path.rpartition("/")[2] or spec
+        return RemoteSource(name, tuple(remote_files(spec, readable)), documents, options)
+    recipe, uri = known or (None, parse_uri(spec))
+    if uri.kind != "dataset":
+        raise DataError(f"{spec} is a model; data is hf://datasets/{uri.repo}.")
     name = recipe.name if recipe else uri.name
-    if recipe is not None:
-        options = merged(recipe, options)
+    options = merged(recipe, options) if recipe else options
     choice = choose(uri, readable)
-    if recipe is not None and recipe.blobs:
-        return _stack(name, spec, choice, options, documents)
-    if choice.files:
-        return hub_source(name, spec, choice.repo, choice.files, options, documents)
-    return library_source(name, uri, choice, options, documents)
+    if recipe and recipe.blobs:
+        _refuse_for_code(name, options, documents)
+        return StackSource(name, spec, choice.repo, choice.files, options, stream)
+    if not choice.files:
+        return library_source(name, uri, choice.repo, options, documents)
+    files = tuple(
+        HubFile(file.path, choice.repo, file, f"foundling fetch {spec} --shards {number}", stream)
+        for number, file in enumerate(choice.files, 1)
+    )
+    return RemoteSource(name, files, documents, options)
 
 
-def _stack(
-    name: str, spec: str, choice: SplitFiles, options: ReadOptions, documents: int | None
-) -> StackSource:
+def _refuse_for_code(name: str, options: ReadOptions, documents: int | None) -> None:
     if documents is not None:
         raise DataError(f"{name} cannot be limited by documents; limit its tokens.")
     if options.template or options.text != "content" or options.schema != "text":
@@ -68,34 +71,6 @@ def _stack(
             f"a document of {name} is a file of source code, so --text, --template and --schema"
             " have no effect; leave them out."
         )
-    stream, options = options.stream, replace(options, stream=False)
-    return StackSource(name, spec, choice.repo, choice.files, options, stream)
-
-
-def open_address(spec: str, options: ReadOptions, *, documents: int | None = None) -> RemoteSource:
-    """Files at any other address; nothing of them is kept, with or without --stream."""
-    files = tuple(remote_files(spec, readable))
-    path = spec.partition("?")[0].rstrip("/")
-    name = path.rpartition("/")[2] or spec
-    return RemoteSource(name, files, documents, replace(options, stream=False))
-
-
-def open_remote(
-    spec: str,
-    options: ReadOptions,
-    *,
-    documents: int | None = None,
-) -> Source:
-    """The source that an address or a recipe's name means; little is fetched before it is read."""
-    known = recipe_of(spec)
-    if known is not None:
-        return open_hub(spec, known[1], options, documents=documents, recipe=known[0])
-    if spec.startswith(PREFIX):
-        uri = parse_uri(spec)
-        if uri.kind != "dataset":
-            raise DataError(f"{spec} is a model; data is hf://datasets/{uri.repo}.")
-        return open_hub(spec, uri, options, documents=documents)
-    return open_address(spec, options, documents=documents)
 
 
 # Fetching ahead, for machines that are offline later: how many files, how large, how many tokens.
@@ -127,7 +102,6 @@ class Ahead:
     """What will be fetched."""
 
     spec: str
-    uri: HubUri
     repo: Repo
     files: tuple[RemoteFile, ...]
     of: int
@@ -152,12 +126,7 @@ def tokens_in(files: Sequence[RemoteFile], recipe: Recipe | None) -> float:
     return sum(file.size / rate for file, rate in zip(files, rates, strict=True))
 
 
-def plan_fetch(
-    spec: str,
-    *,
-    shards: int | None = None,
-    tokens: int | None = None,
-) -> Ahead:
+def plan_fetch(spec: str, *, shards: int | None = None, tokens: int | None = None) -> Ahead:
     """Which files the first `shards`, or about the first `tokens`, are (neither: all)."""
     if shards is not None and tokens is not None:
         raise ConfigError("--shards and --tokens exclude each other; give one of them.")
@@ -182,7 +151,6 @@ def plan_fetch(
         files = files[: next(enough, len(files))]
     return Ahead(
         spec=spec,
-        uri=uri,
         repo=choice.repo,
         files=files,
         of=len(choice.files),
@@ -192,12 +160,7 @@ def plan_fetch(
     )
 
 
-def fetch_ahead(
-    plan: Ahead,
-    *,
-    workers: int = PARALLEL,
-    progress: Progress = quiet,
-) -> Path:
+def fetch_ahead(plan: Ahead, *, workers: int = PARALLEL, progress: Progress = quiet) -> Path:
     """Fetch it all; the folder of the repository."""
     home = plan.repo.home
     if not offline():
@@ -217,8 +180,7 @@ def fetch_blobs(
     `done` hears of each piece: its name, documents and tokens so far. `where` are the filters that
     the build will have: what they leave out is not fetched.
     """
-    options = ReadOptions(where=where)
-    source = open_hub(plan.spec, plan.uri, options, recipe=plan.recipe)
+    source = open_remote(plan.spec, ReadOptions(where=where))
     assert isinstance(source, StackSource)
     wanted = {file.path for file in plan.files}
     documents, tokens = 0, 0.0
@@ -273,5 +235,4 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, temporary)
         os.replace(temporary, target)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
@@ -30,7 +30,7 @@ from foundling.data.hub.download import (
     spooled,
 )
 from foundling.data.hub.recipes import HubUri
-from foundling.data.hub.splits import Readable, SplitFiles
+from foundling.data.hub.splits import Readable
 from foundling.data.readers.columns import (
     ColumnMapping,
     check_columns,
@@ -41,7 +41,7 @@ from foundling.data.readers.file_formats import TABLES, Form
 from foundling.data.readers.files import WHOLE, FilePiece, FileSource, RowRange, cuts, whole_rows
 from foundling.data.readers.parquet import Range
 from foundling.data.readers.row_builder import RowBuilder, template_fields
-from foundling.data.readers.source import Kind, ReadOptions, Row
+from foundling.data.readers.source import Kind, ReadOptions, Row, Texts
 
 # Sources whose files are elsewhere: looked into when opened, fetched when their rows are read.
 #
@@ -142,30 +142,18 @@ class _Looked:
         return self.file.peek()
 
 
-@dataclass(frozen=True)
-class RemotePiece:
-    """Some rows of a file that is fetched when they are read."""
+class RemotePiece(FilePiece):
+    """Some rows of a file that is fetched when they are read, out of checked content."""
 
-    inner: FilePiece
-
-    @property
-    def name(self) -> str:
-        """The file's name, and where the part begins."""
-        return self.inner.name
-
-    def identity(self) -> str:
-        """The file's checksum, the part, and how it is read."""
-        return self.inner.identity()
-
-    def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
-        """The rows, out of checked content."""
-        part, file = self.inner.part, self.inner.file
+    def lots(self, tally: Counter[str] | None = None) -> Iterator[Row | Texts]:
+        """As of a file that is here."""
         # The cuts were found by looking from outside, without a checksum: see that they hold.
-        if part not in (WHOLE, _ALL_ROWS) and part not in cuts(file, self.inner.form):
+        if self.part not in (WHOLE, _ALL_ROWS) and self.part not in cuts(self.file, self.form):
             raise DataError(
-                f"{file.name} is not cut where it seemed to be from outside; start the build again."
+                f"{self.file.name} is not cut where it seemed to be from outside; start the build"
+                " again."
             )
-        yield from self.inner.rows(tally)
+        yield from super().lots(tally)
 
 
 @dataclass(frozen=True)
@@ -201,10 +189,8 @@ class RemoteSource:
     documents: int | None
     options: ReadOptions
 
-    @property
-    def draws(self) -> bool:
-        """Equal rows are the same row twice."""
-        return False
+    draws = False
+    """Equal rows are the same row twice."""
 
     @cached_property
     def kind(self) -> Kind:
@@ -243,10 +229,10 @@ class RemoteSource:
             for part in self._parts(file, form):
                 if left is not None and left <= 0:
                     return
-                inner = FilePiece(self.name, file, form, layout, self.options, part, left)
+                piece = RemotePiece(self.name, file, form, layout, self.options, part, left)
                 if left is not None:
-                    left -= sum(1 for _ in inner.rows())
-                yield RemotePiece(inner)
+                    left -= sum(1 for _ in piece.rows())
+                yield piece
 
     def _parts(self, file: Elsewhere, form: Form) -> Iterator[Range | RowRange]:
         if file.kept:
@@ -256,23 +242,6 @@ class RemoteSource:
 
     def __iter__(self) -> Iterator[Row]:
         return whole_rows(self.pieces(), self.options)
-
-
-def hub_source(
-    name: str,
-    spec: str,
-    repo: Repo,
-    files: tuple[RemoteFile, ...],
-    options: ReadOptions,
-    documents: int | None = None,
-) -> RemoteSource:
-    """A source of files of the hub; `spec` is what the user wrote."""
-    stream, options = options.stream, replace(options, stream=False)
-    ours = tuple(
-        HubFile(file.path, repo, file, f"foundling fetch {spec} --shards {number}", stream)
-        for number, file in enumerate(files, 1)
-    )
-    return RemoteSource(name, ours, documents, options)
 
 
 # Looking into a file that is elsewhere: byte ranges as they are asked for, nothing stored.
@@ -477,10 +446,8 @@ class LibrarySource:
         """Documents or conversations, by the columns."""
         return self.layout.kind
 
-    @property
-    def draws(self) -> bool:
-        """Equal rows are the same row twice."""
-        return False
+    draws = False
+    """Equal rows are the same row twice."""
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -494,8 +461,7 @@ class LibrarySource:
             yield LibraryPiece(self, index)
 
     def __iter__(self) -> Iterator[Row]:
-        for piece in self.pieces():
-            yield from piece.rows()
+        return whole_rows(self.pieces(), self.options)
 
 
 @dataclass(frozen=True)
@@ -545,7 +511,7 @@ class LibraryPiece:
 def library_source(
     name: str,
     uri: HubUri,
-    choice: SplitFiles,
+    repo: Repo,
     options: ReadOptions,
     documents: int | None,
 ) -> LibrarySource:
@@ -555,9 +521,8 @@ def library_source(
             f"{uri} has no file that can be read directly, so it cannot be read offline or limited"
             " by documents; fetch it where there is network, or limit its tokens."
         )
-    stream = _load(choice.repo, uri.config, uri.split or "train")
+    stream = _load(repo, uri.config, uri.split or "train")
     names = stream.column_names or list(next(iter(stream), {}))
-    options = replace(options, stream=False)
     layout = detect_columns(str(uri), [names], 0, options)
     if layout is None:
         raise DataError(f"{uri} has no rows.")
@@ -566,7 +531,7 @@ def library_source(
     check_columns(str(uri), [names], wanted, "a filter")
     shards = int(getattr(stream, "num_shards", 1))
     split = uri.split or "train"
-    return LibrarySource(name, choice.repo, uri.config, split, shards, layout, options)
+    return LibrarySource(name, repo, uri.config, split, shards, layout, options)
 
 
 def _load(repo: Repo, config: str, split: str) -> Any:

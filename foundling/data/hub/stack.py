@@ -29,6 +29,7 @@ from foundling.data.hub.download import (
     status_of,
 )
 from foundling.data.readers.columns import ColumnMapping, Filter, lookup, parse_filters
+from foundling.data.readers.files import whole_rows
 from foundling.data.readers.row_builder import Bad, RowBuilder
 from foundling.data.readers.source import FILTERED, Kind, ReadOptions, Row
 
@@ -55,10 +56,8 @@ class StackSource:
         """Documents."""
         return "text"
 
-    @property
-    def draws(self) -> bool:
-        """No: equal files are copies."""
-        return False
+    draws = False
+    """Equal files are copies."""
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -82,8 +81,7 @@ class StackSource:
         return _parquet(fetch(self.repo, file, remedy=remedy), file)
 
     def __iter__(self) -> Iterator[Row]:
-        for piece in self.pieces():
-            yield from piece.rows()
+        return whole_rows(self.pieces(), self.options)
 
 
 @dataclass(frozen=True)
