@@ -38,6 +38,8 @@ PARALLEL = 8
 """Files on their way at once; a single connection seldom fills a line."""
 _WORTH_SAYING = 200_000_000
 """A build that waits for a larger file says what it waits for."""
+_AS_IT_IS = {"Accept-Encoding": "identity"}
+"""A compressed body has other lengths and offsets than the file."""
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 Progress = Callable[[int], None]
@@ -206,16 +208,12 @@ def ask(url: str, headers: Mapping[str, str] | None = None, method: str = "GET")
     from huggingface_hub import constants, get_session
 
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    with get_session().stream(method, url, headers=_plain(headers), timeout=timeout) as response:
+    headers = {**(headers or {}), **_AS_IT_IS}
+    with get_session().stream(method, url, headers=headers, timeout=timeout) as response:
         if response.status_code >= 400:
             response.read()
         _utils().hf_raise_for_status(response)
         yield response
-
-
-def _plain(headers: Mapping[str, str] | None) -> dict[str, str]:
-    # A compressed body has other lengths and offsets than the file.
-    return {**(headers or {}), "Accept-Encoding": "identity"}
 
 
 def _progress_bar(count: Progress) -> Any:
@@ -257,8 +255,8 @@ def download(
             have = out.truncate(0)
         if size is None or have < size:
             out.seek(have)
-            bar = _progress_bar(quiet)
-            http_get(url, out, resume_size=have, headers=_plain(headers), tqdm_class=bar)
+            asked = {**(headers or {}), **_AS_IT_IS}
+            http_get(url, out, resume_size=have, headers=asked, tqdm_class=_progress_bar(quiet))
         if size is not None and out.seek(0, 2) != size:
             raise OSError(f"{out.tell():,} of {size:,} bytes")
 
@@ -437,7 +435,7 @@ def fetch(repo: Repo, file: RemoteFile, *, remedy: str = "", progress: Progress 
     what, home = f"{file.path} of {repo.name}", repo.home
     places = here(repo, file)
     good = [place for place in places if _is_right(repo, place, file)]
-    if good and (offline() or good[0].parent != home / "blobs"):
+    if good and (offline() or good[0].parent != home / "blobs"):  # else its name is to be made
         progress(file.size)
         return good[0]
     if offline():
@@ -461,13 +459,7 @@ def fetch(repo: Repo, file: RemoteFile, *, remedy: str = "", progress: Progress 
     raise _damaged(what, file)
 
 
-def _transfer(
-    repo: Repo,
-    file: RemoteFile,
-    what: str,
-    again: bool,
-    progress: Progress,
-) -> Path:
+def _transfer(repo: Repo, file: RemoteFile, what: str, again: bool, progress: Progress) -> Path:
     """Where the library put the file, which it fetches `again` even if it has it."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from foundling.config.errors import DataError
 from foundling.data.hub.download import (
     RemoteFile,
@@ -28,7 +31,7 @@ from foundling.data.hub.download import (
     offline,
     status_of,
 )
-from foundling.data.readers.columns import ColumnMapping, Filter, lookup, parse_filters
+from foundling.data.readers.columns import ColumnMapping, lookup, parse_filters
 from foundling.data.readers.files import whole_rows
 from foundling.data.readers.row_builder import Bad, RowBuilder
 from foundling.data.readers.source import FILTERED, Kind, ReadOptions, Row
@@ -37,6 +40,7 @@ PIECE_ROWS = 256
 MISSING = "missing"
 """Tally: files that the archive does not have."""
 _BATCH_CHARS = 1 << 24
+_KEPT = pa.schema([(name, pa.large_string()) for name in ("where", "content", "problem")])
 _DOCUMENT = ColumnMapping("text", ("content",))
 
 
@@ -78,7 +82,14 @@ class StackSource:
         """A file of ids, open."""
         file = self.files[number]
         remedy = f"foundling fetch {self.spec} --shards {number + 1}"
-        return _parquet(fetch(self.repo, file, remedy=remedy), file)
+        try:
+            table = pq.ParquetFile(fetch(self.repo, file, remedy=remedy))
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{file.path} cannot be read as Parquet ({reason}).") from None
+        if not {"files", "blob_id"} & set(table.schema_arrow.names):
+            raise DataError(f"{file.path} holds no ids: neither `files` nor `blob_id` is a column.")
+        return table
 
     def __iter__(self) -> Iterator[Row]:
         return whole_rows(self.pieces(), self.options)
@@ -120,21 +131,17 @@ class StackPiece:
                 yield row
 
     def _contents(self, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
-        kept = self._kept()
-        if self.source.stream:
+        source = self.source
+        if source.stream:
             yield from self._fetched(tally)
             return
+        # Filters are part of what is kept.
+        text = json.dumps([source.files[self.number].checksum, list(source.options.where)])
+        folder = hashlib.sha256(text.encode()).hexdigest()[:32]
+        kept = source.repo.home / "foundling" / "blobs" / folder / f"{self.first:09d}.parquet"
         if not kept.is_file():
             self._keep(kept)
         yield from _read(kept, tally)
-
-    def _kept(self) -> Path:
-        """Where this piece's files are kept; filters are part of what they are."""
-        source = self.source
-        text = json.dumps([source.files[self.number].checksum, list(source.options.where)])
-        folder = hashlib.sha256(text.encode()).hexdigest()[:32]
-        home = source.repo.home / "foundling" / "blobs" / folder
-        return home / f"{self.first:09d}.parquet"
 
     def _fetched(self, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
         """Contents from the archive, in order; what it does not have is counted."""
@@ -154,7 +161,7 @@ class StackPiece:
             parts = value.pop("files", None)
             for number, part in enumerate([value] if parts is None else parts):
                 whole = part if parts is None else {**value, **part}
-                if _passes(whole, filters):
+                if all(filter.holds(lookup(whole, filter.column)) for filter in filters):
                     yield f"{file.path}:{row}:{number}", whole
                 else:
                     tally[FILTERED] += 1
@@ -178,20 +185,14 @@ class StackPiece:
         try:
             # Checksums in every page: damage on this disk is noticed when it is read.
             with pq.ParquetWriter(
-                temporary, _schema(), compression="zstd", write_page_checksum=True
+                temporary, _KEPT, compression="zstd", write_page_checksum=True
             ) as writer:
                 for part in _batches(self._fetched(tally)):
-                    writer.write_table(pa.Table.from_pylist(part, schema=_schema()))
+                    writer.write_table(pa.Table.from_pylist(part, schema=_KEPT))
                 writer.add_key_value_metadata({"tally": json.dumps(tally)})
             os.replace(temporary, kept)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _schema() -> Any:
-    import pyarrow as pa
-
-    return pa.schema([(name, pa.large_string()) for name in ("where", "content", "problem")])
 
 
 def _batches(contents: Iterable[tuple[str, str | Bad]]) -> Iterator[list[dict[str, str | None]]]:
@@ -211,9 +212,6 @@ def _batches(contents: Iterable[tuple[str, str | Bad]]) -> Iterator[list[dict[st
 
 
 def _read(kept: Path, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         table = pq.ParquetFile(kept, page_checksum_verification=True)
         tally.update(json.loads(table.metadata.metadata[b"tally"]))
@@ -224,25 +222,6 @@ def _read(kept: Path, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
     except (pa.ArrowException, OSError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{kept} is damaged ({reason}); remove it and try again.") from None
-
-
-def _passes(value: Mapping[str, Any], filters: tuple[Filter, ...]) -> bool:
-    return all(filter.holds(lookup(value, filter.column)) for filter in filters)
-
-
-def _parquet(path: Path, file: RemoteFile) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(path)
-    except pa.ArrowException as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{file.path} cannot be read as Parquet ({reason}).") from None
-    names = set(table.schema_arrow.names)
-    if not names & {"files", "blob_id"}:
-        raise DataError(f"{file.path} holds no ids: neither `files` nor `blob_id` is a column.")
-    return table
 
 
 def _rows(table: Any, first: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
