@@ -83,10 +83,7 @@ def short_files(found: tuple[Module, ...]) -> list[str]:
     return [m.name for m in found if not m.is_init and m.lines < SHORT]
 
 
-LONG_FOR_NOW = (
-    "data/hub/download", "data/hub/remote_source", "checkpoint/writer",
-    "checkpoint/convert/compare_models",
-)  # fmt: skip
+LONG_FOR_NOW = ("checkpoint/writer", "checkpoint/convert/compare_models")
 """What libraries are going to do in place of ours."""
 
 
