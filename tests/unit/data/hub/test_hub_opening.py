@@ -7,12 +7,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hub_server import HubServer
+from hub_server import HubServer, parquet
 
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError
@@ -33,12 +30,6 @@ def shards(server: HubServer) -> dict[str, bytes]:
     files = {f"shard_{n:05d}.parquet": parquet([{"text": f"page {n}"}] * 50) for n in range(5)}
     server.add(f"datasets/{SHUFFLED}", {"README.md": b"# Shuffled", **files})
     return files
-
-
-def parquet(rows: list[dict[str, Any]]) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), out)
-    return out.getvalue()
 
 
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,13 @@
 
 import gzip
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hub_server import HubServer
+from hub_server import HubServer, parquet
 
 from foundling.config.errors import DataError
 from foundling.data.hub.opening import open_remote
@@ -20,12 +17,6 @@ from foundling.data.hub.stack import MISSING, in_order
 from foundling.data.readers.source import ReadOptions
 
 TALK = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
-
-
-def parquet(rows: list[dict[str, Any]]) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), out)
-    return out.getvalue()
 
 
 def configs(**patterns: str) -> bytes:

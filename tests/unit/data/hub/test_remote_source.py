@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hub_server import HubServer
+from hub_server import HubServer, parquet
 
 from foundling.config.errors import DataError
 from foundling.data.hub.download import pin
@@ -18,12 +17,6 @@ from foundling.data.hub.recipes import parse_uri
 from foundling.data.hub.remote_source import RemotePiece
 from foundling.data.hub.splits import SplitFiles, choose
 from foundling.data.readers.source import ReadOptions
-
-
-def parquet(rows: list[dict[str, Any]], group: int = 100) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), out, row_group_size=group)
-    return out.getvalue()
 
 
 def jsonl(rows: list[dict[str, Any]]) -> bytes:
@@ -251,13 +244,18 @@ def test_a_file_is_cut_where_its_footer_says(
         list(first.rows())
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.jsonl.gz"])
 def test_a_stream_leaves_no_raw_file_behind(
     server: HubServer, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import gzip
 
-    content = parquet(texts(0, 500)) if "parquet" in name else jsonl(texts(0, 500))
+    out = io.BytesIO()
+    table = pa.Table.from_pylist(texts(0, 500))
+    with pa.ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
+    made = {"a.parquet": parquet(texts(0, 500)), "a.arrow": out.getvalue()}
+    content = made.get(name, jsonl(texts(0, 500)))
     server.add("datasets/o/n", {name: gzip.compress(content) if ".gz" in name else content})
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -265,6 +263,8 @@ def test_a_stream_leaves_no_raw_file_behind(
     source = open_remote("hf://datasets/o/n", ReadOptions(stream=True, where=("score>=3",)))
     got = [row.text for row in source]
     assert got == [row["text"] for row in texts(0, 500) if row["score"] >= 3]
+    whole = [request for request in server.asked("/cdn/") if request.range is None]
+    assert len(whole) == 1, "it is opened once"
     assert list(scratch.iterdir()) == []
     kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert all("foundling" in path.parts for path in kept), "notes of what the hub said, no data"
