@@ -486,7 +486,7 @@ def _transfer(repo: Repo, file: RemoteFile, what: str, again: bool, progress: Pr
         except (LocalEntryNotFoundError, ValueError) as error:  # around what really happened
             raise error.__cause__ or DataError(f"{what} cannot be fetched: {error}") from None
 
-    path = insist(attempt, what, repo.page, progress=progress)
+    path = insist(attempt, what, repo.page, reached=lambda: arrived, progress=progress)
     progress(file.size - arrived)
     return Path(path)
 

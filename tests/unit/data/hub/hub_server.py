@@ -101,7 +101,10 @@ class HubServer:
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._servers = [_serve(self, "hub"), _serve(self, "cdn")]
-        self.url, self.cdn = (f"http://127.0.0.1:{s.server_port}" for s in self._servers)
+        hub, cdn = self._servers
+        self.url = f"http://127.0.0.1:{hub.server_port}"
+        # Another name, because the library sends its token on to other ports of the same host.
+        self.cdn = f"http://localhost:{cdn.server_port}"
 
     def add(
         self,
