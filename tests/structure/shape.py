@@ -83,15 +83,9 @@ def short_files(found: tuple[Module, ...]) -> list[str]:
     return [m.name for m in found if not m.is_init and m.lines < SHORT]
 
 
-LONG_FOR_NOW = (
-    "data/hub/download", "data/hub/remote_source",
-)  # fmt: skip
-"""What libraries are going to do in place of ours."""
-
-
 def long_files(found: tuple[Module, ...]) -> list[str]:
     """Files longer than a concept."""
-    return [m.name for m in found if m.lines > LONG and m.name not in LONG_FOR_NOW]
+    return [m.name for m in found if m.lines > LONG]
 
 
 def statements(module: Module) -> int:

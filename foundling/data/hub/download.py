@@ -1,38 +1,61 @@
-"""Downloads from the hub: listing, transfer with retries, ranges, checksums, room on the disk."""
+"""Downloads from the hub by huggingface_hub: pinned, tried again, compared with their checksums.
 
-import atexit
+huggingface_hub does every transfer (with Xet where that is installed) and keeps it in its cache.
+Ours is what it lacks: it gives up on a reset connection and on 5xx, and never compares the bytes of
+a plain download with their checksum.
+"""
+
 import contextlib
-import fcntl
+import errno
 import hashlib
-import io
 import json
-import os
+import logging
 import random
 import re
 import shutil
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, TypeVar, cast
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 from urllib.parse import quote
 
 from foundling.config.errors import DataError
 from foundling.data.hub.recipes import HubUri
-from foundling.runtime.console import console
+from foundling.runtime.console import console, warn
 from foundling.runtime.files import write_text_atomic
 
-TRANSIENT = (408, 425, 429)
-"""Besides 5xx: what another try may cure."""
+TRIES = 5
+"""Of one request or file, each with the tries that huggingface_hub makes by itself."""
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+LONGEST_ASKED_S = 3600.0
+"""A server that asks for more than this is not waited for."""
+PARALLEL = 8
+"""Files on their way at once; a single connection seldom fills a line."""
+_WORTH_SAYING = 200_000_000
+"""A build that waits for a larger file says what it waits for."""
+_AS_IT_IS = {"Accept-Encoding": "identity"}
+"""A compressed body has other lengths and offsets than the file."""
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+Progress = Callable[[int], None]
+"""Called with bytes that arrived (negative when some have to be fetched again)."""
+T = TypeVar("T")
 
 
 class NotThere(DataError):  # noqa: N818 - an answer that callers may expect
     """A repository, revision or file that does not exist; callers may have another idea."""
+
+
+def quiet(count: int) -> None:
+    """No progress shown."""
+
+
+# Errors, and trying again.
 
 
 def network_errors() -> tuple[type[Exception], ...]:
@@ -57,23 +80,19 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, OfflineModeIsEnabled | FileNotFoundError | PermissionError):
         return False
     status = status_of(error)
-    return status == 0 or status in TRANSIENT or status >= 500
+    if status == 0:
+        return getattr(error, "errno", None) not in _CANNOT_WRITE
+    return status in (408, 425, 429) or status >= 500
 
 
-def asked_wait_s(error: BaseException) -> float | None:
-    """Seconds the server asks to wait: Retry-After as seconds or date, or the hub's RateLimit."""
-    headers: Any = getattr(getattr(error, "response", None), "headers", None)
-    if headers is None:
-        return None
-    if after := (headers.get("Retry-After") or "").strip():
-        if after.isdigit():
-            return float(after)
-        try:
-            return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
-        except ValueError:
-            return None
-    limit = re.search(r";\s*r=0\s*;\s*t=(\d+)", headers.get("RateLimit") or "")
-    return float(limit[1]) if limit else None
+def asked_wait_s(error: BaseException) -> float:
+    """Seconds the server asks to wait, by Retry-After or the hub's RateLimit; 0 if it does not."""
+    headers: Any = getattr(getattr(error, "response", None), "headers", {})
+    after = headers.get("Retry-After", "").strip()
+    if after.isdigit():
+        return float(after)
+    limit = re.search(r";\s*r=0\s*;\s*t=(\d+)", headers.get("RateLimit", ""))
+    return float(limit[1]) if limit else 0.0
 
 
 def explain(error: BaseException, what: str, page: str) -> DataError:
@@ -99,6 +118,11 @@ def explain(error: BaseException, what: str, page: str) -> DataError:
         return NotThere(f"{what} is not at {page}; check the name.")
     if isinstance(error, errors.OfflineModeIsEnabled):
         return DataError(f"{what} is not here and HF_HUB_OFFLINE is set; unset it to fetch.")
+    if getattr(error, "errno", None) in _CANNOT_WRITE:
+        return DataError(
+            f"{what} cannot be written ({cast(OSError, error).strerror}); make room, or set"
+            " HF_HUB_CACHE (with --stream: TMPDIR) to a larger disk."
+        )
     return DataError(f"{what} could not be fetched from {page} ({brief(error)}); try again later.")
 
 
@@ -110,213 +134,164 @@ def brief(error: BaseException) -> str:
     return re.sub(r"https?://\S+", "the server", lines[0])[:120]
 
 
-# Bytes over HTTP into an open file: every byte, or a sentence.
-#
-# What huggingface_hub's own download lacks, measured against a server that misbehaves (2.4): it
-# keeps nothing of a download that failed, so that the next try begins at zero; it gives up at once
-# on a reset connection and on 5xx; after a cut it goes back to the last 10 MB; and it never
-# compares the bytes with their checksum. So the loop is ours; the client (pool, proxies,
-# certificates, offline switch) and the token are the hub's.
-
-Progress = Callable[[int], None]
-"""Called with bytes that arrived (negative when some have to be fetched again)."""
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How often and how long to try again; a try that brought new bytes does not count."""
-
-    tries: int = 8
-    first_wait_s: float = 1.0
-    longest_wait_s: float = 60.0
-    longest_asked_s: float = 3600.0
-    """A server that asks for more than this is not waited for."""
-
-    def wait_s(self, failures: int, error: BaseException) -> float:
-        """What the server asks for; else twice as long each time, spread so that many clients do
-        not come back together."""
-        asked = asked_wait_s(error)
-        if asked is not None:
-            return asked
-        wait = min(self.longest_wait_s, self.first_wait_s * 2.0 ** (failures - 1))
-        return wait * random.uniform(0.5, 1.0)
-
-
-class Interrupted(Exception):  # noqa: N818 - never seen by a user
-    """The body ended before the promised length."""
-
-
 def insist(
     attempt: Callable[[], T],
-    *,
     what: str,
     page: str,
-    patience: Patience,
-    gained: Callable[[], bool] = lambda: False,
-    tick: Callable[[], None] = lambda: None,
+    *,
+    reached: Callable[[], int] = lambda: 0,
+    progress: Progress = quiet,
 ) -> T:
     """Call `attempt` until it succeeds, waiting as the server asks; one sentence when it cannot.
 
-    `gained` says whether the last try got further than any before; `tick` is called while waiting
-    and may raise, to give up.
+    `reached` says how far it has come: a try that got further than any before begins the count of
+    tries anew. `progress` is called while waiting and may raise, to give up.
     """
-    failures = 0
+    _hush_library()
+    failures, best = 0, reached()
     while True:
         try:
             return attempt()
-        except _passing() as error:
+        except network_errors() as error:
             if not is_transient(error):
                 raise explain(error, what, page) from None
-            failures = 1 if gained() else failures + 1
-            wait = patience.wait_s(failures, error)
-            if failures >= patience.tries or wait > patience.longest_asked_s:
+            failures = 1 if reached() > best else failures + 1
+            best = max(best, reached())
+            longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (failures - 1))
+            # Spread, so that many clients do not come back together.
+            wait = asked_wait_s(error) or longest * random.uniform(0.5, 1.0)
+            if failures >= TRIES or wait > LONGEST_ASKED_S:
                 raise DataError(
                     f"{what} could not be fetched from {page} in {failures} tries (last:"
-                    f" {brief(error)}); what arrived is kept, so run the same command again later."
+                    f" {brief(error)}); files that arrived whole are kept, so run the same command"
+                    " again later."
                 ) from None
-            _warn_of_retry(what, wait, error)
-            pause(wait, tick)
+            if wait >= 5:  # shorter ones pass unnoticed and need no words
+                warn(f"{what}: {brief(error)}; trying again in {wait:.0f} s.")
+            pause(wait, progress)
 
 
-def pause(seconds: float, tick: Callable[[], None]) -> None:
+def pause(seconds: float, progress: Progress) -> None:
     """Sleep, looking up every second."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        tick()
+        progress(0)
         time.sleep(min(left, 1.0))
 
 
-def _passing() -> tuple[type[Exception], ...]:
-    return (*network_errors(), Interrupted)
+def _hush_library() -> None:
+    """We speak of retries ourselves: the library's warnings show signed addresses."""
+    _utils()  # which sets the level that it wants
+    logger = logging.getLogger("huggingface_hub")
+    if logger.level == logging.WARNING:  # the user did not choose another
+        logger.setLevel(logging.ERROR)
 
 
-def _warn_of_retry(what: str, wait: float, error: BaseException) -> None:
-    from foundling.runtime.console import warn
+# Requests by the library's own client: its pool, proxies, certificates and offline switch.
 
-    if wait >= 5:  # shorter ones pass unnoticed and need no words
-        warn(f"{what}: {brief(error)}; trying again in {wait:.0f} s.")
+
+def _utils() -> Any:
+    """The library's helpers, of which it gives no types."""
+    import huggingface_hub.utils
+
+    return huggingface_hub.utils
+
+
+def hub_headers() -> dict[str, str]:
+    """Our name, and the user's token from HF_TOKEN or the hub's login."""
+    return dict(_utils().build_hf_headers(library_name="foundling"))
+
+
+@contextlib.contextmanager
+def ask(url: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Iterator[Any]:
+    """A request's answer, whose body is read by need; a refusal is raised."""
+    from huggingface_hub import constants, get_session
+
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    headers = {**(headers or {}), **_AS_IT_IS}
+    with get_session().stream(method, url, headers=headers, timeout=timeout) as response:
+        if response.status_code >= 400:
+            response.read()
+        _utils().hf_raise_for_status(response)
+        yield response
+
+
+def _progress_bar(count: Progress) -> Any:
+    """A class of progress bars for the library: they draw nothing and tell `count` instead."""
+    library_bar: Any = _utils().tqdm
+
+    class Bar(library_bar):  # type: ignore[misc]
+        monitor_interval = 0  # no thread
+
+        def __init__(self, *_: Any, initial: int = 0, total: int | None = None, **__: Any) -> None:
+            super().__init__(disable=True, total=total)
+            count(initial)
+
+        def update(self, n: int = 1) -> None:
+            count(n)
+
+        def update_transfer(self, n: int) -> None:
+            """Xet counts the network's bytes beside those of the file, which are enough."""
+
+        def set_transfer_postfix_str(self, *_: Any, **__: Any) -> None: ...
+
+    return Bar
 
 
 def download(
     url: str,
-    out: IO[bytes],
-    *,
+    out: BinaryIO,
     size: int | None,
     what: str,
     page: str,
     headers: Mapping[str, str] | None = None,
-    patience: Patience | None = None,
-    progress: Progress = lambda count: None,
 ) -> None:
     """Fill `out` up to `size` bytes, going on behind what it already holds."""
-    patience = patience or Patience()
-    best = out.seek(0, 2)
-
-    def gained() -> bool:
-        # Compared with the furthest ever: a server that ignores ranges and always breaks off at
-        # the same place must not keep us here for ever.
-        nonlocal best
-        before, best = best, max(best, out.seek(0, 2))
-        return best > before
+    from huggingface_hub.file_download import http_get
 
     def attempt() -> None:
         have = out.seek(0, 2)
         if size is not None and have > size:
-            progress(-have)
-            out.truncate(0)
-            have = 0
+            have = out.truncate(0)
         if size is None or have < size:
-            _get(url, out, have, size, headers or {}, progress)
-        if size is not None and out.seek(0, 2) < size:
-            raise Interrupted(f"{out.tell():,} of {size:,} bytes")
+            out.seek(have)
+            asked = {**(headers or {}), **_AS_IT_IS}
+            http_get(url, out, resume_size=have, headers=asked, tqdm_class=_progress_bar(quiet))
+        if size is not None and out.seek(0, 2) != size:
+            raise OSError(f"{out.tell():,} of {size:,} bytes")
 
-    insist(
-        attempt,
-        what=what,
-        page=page,
-        patience=patience,
-        gained=gained,
-        tick=lambda: progress(0),
-    )
+    insist(attempt, what, page, reached=lambda: out.seek(0, 2))
 
 
-def ask(url: str, headers: Mapping[str, str], method: str = "GET") -> Any:
-    """A request by the hub's own client: a context of the answer, whose body is read by need."""
-    from huggingface_hub import constants, get_session
-
-    # identity: a compressed body has other lengths and offsets than the file.
-    asked = {**headers, "Accept-Encoding": "identity"}
-    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    return get_session().stream(method, url, headers=asked, timeout=timeout)
-
-
-def check(response: Any) -> None:
-    """Raise what the hub's library makes of a refusal."""
-    import huggingface_hub.utils
-
-    if response.status_code >= 400:
-        response.read()
-    utils: Any = huggingface_hub.utils
-    utils.hf_raise_for_status(response)
+def spooled(size: int | None, what: str, fill: Callable[[BinaryIO], None]) -> BinaryIO:
+    """What `fill` writes, from its first byte: a file without a name, so that nothing of the raw
+    source is left behind, not even by a kill."""
+    check_room(Path(tempfile.gettempdir()), size or 0, what)
+    with contextlib.ExitStack() as undo:
+        out = cast(BinaryIO, undo.enter_context(tempfile.TemporaryFile(prefix="foundling-")))
+        fill(out)
+        out.seek(0)
+        undo.pop_all()
+    return out
 
 
-def _get(
-    url: str,
-    out: IO[bytes],
-    have: int,
-    size: int | None,
-    headers: Mapping[str, str],
-    progress: Progress,
-) -> None:
-    """One request: the rest of the file, or the whole where the server knows no ranges."""
-    place = {"Range": f"bytes={have}-"} if have else {}
-    with ask(url, {**headers, **place}) as response:
-        if have and not _goes_on(response, have):
-            progress(-have)
-            out.truncate(0)
-            out.seek(0)
-            have = 0
-            if response.status_code == 416:
-                raise Interrupted("the server knows no such range")
-        check(response)
-        for chunk in response.iter_bytes():
-            have += len(chunk)
-            if size is not None and have > size:
-                out.truncate(0)
-                raise Interrupted(f"more than the {size:,} bytes it should have")
-            write(out, chunk)
-            progress(len(chunk))
-
-
-def _goes_on(response: Any, have: int) -> bool:
-    """Whether a body begins where we stand; an error's body is not looked at."""
-    if response.status_code == 206:
-        place = response.headers.get("Content-Range", "").removeprefix("bytes").strip()
-        return bool(place.startswith(f"{have}-"))
-    return response.status_code not in (200, 416)
-
-
-def write(out: IO[bytes], chunk: bytes) -> None:
-    """Write, and keep a full disk apart from a bad connection: trying again cures only one."""
-    try:
-        out.write(chunk)
-    except OSError as error:
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Say that a disk is too small before it is full."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
         raise DataError(
-            f"a download cannot be written ({error.strerror}); make room, or set HF_HUB_CACHE (with"
-            " --stream: TMPDIR) to a larger disk."
-        ) from None
+            f"{what} needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} free; make room,"
+            " or set HF_HUB_CACHE (with --stream: TMPDIR) to a larger disk."
+        )
 
 
-# Requests to the hub (or HF_ENDPOINT), and its listings of repositories, which are cached.
+# The hub (or HF_ENDPOINT) and its listings of repositories.
 #
-# Listings are cached in the repository's folder of the hub's own cache, so that a machine without
+# Listings are kept in the repository's folder of the hub's own cache, so that a machine without
 # network finds later what was fetched, by the same name.
 #
 # HF_HUB_CACHE/datasets--OWNER--NAME
-#     /blobs/CHECKSUM           a file, whole and checked
-#     /blobs/CHECKSUM.part      a file being downloaded
-#     /snapshots/COMMIT/PATH    a link to it, as the hub's tools do
+#     /blobs, snapshots         the files, as every tool of the hub finds them
 #     /foundling/refs, trees    the hub's listings
 #     /foundling/checked        which files were compared, and when they were changed
 
@@ -344,119 +319,98 @@ class Repo:
     commit: str
 
     @property
-    def folder(self) -> str:
-        return f"{self.kind}s--{self.name.replace('/', '--')}"
+    def home(self) -> Path:
+        """Its folder in the hub's cache."""
+        from huggingface_hub import constants
 
-
-@dataclass(frozen=True, kw_only=True)
-class Hub:
-    """Where to ask and where to keep; picklable, and the token is never part of it."""
-
-    endpoint: str = ""
-    """Empty: HF_ENDPOINT, else the public hub."""
-    cache: str = ""
-    """Empty: HF_HUB_CACHE."""
-    patience: Patience = field(default_factory=Patience)
+        folder = f"{self.kind}s--{self.name.replace('/', '--')}"
+        return Path(constants.HF_HUB_CACHE).expanduser() / folder
 
     @property
-    def offline(self) -> bool:
-        """HF_HUB_OFFLINE: nothing is asked, only what was fetched is used."""
-        from huggingface_hub import constants
-
-        return bool(constants.HF_HUB_OFFLINE)
-
-    @property
-    def url(self) -> str:
-        from huggingface_hub import constants
-
-        return (self.endpoint or constants.ENDPOINT).rstrip("/")
-
-    def home(self, repo: Repo) -> Path:
-        """The repository's folder in the hub's cache."""
-        from huggingface_hub import constants
-
-        return Path(self.cache or constants.HF_HUB_CACHE).expanduser() / repo.folder
-
-    def page(self, repo: Repo) -> str:
+    def page(self) -> str:
         """Where a person looks, and accepts a licence."""
-        kind = "datasets/" if repo.kind == "dataset" else ""
-        return f"{self.url}/{kind}{repo.name}"
+        from huggingface_hub import constants
 
-    def file_url(self, repo: Repo, path: str) -> str:
-        return f"{self.page(repo)}/resolve/{repo.commit}/{quote(path)}"
+        kind = "datasets/" if self.kind == "dataset" else ""
+        return f"{constants.ENDPOINT.rstrip('/')}/{kind}{self.name}"
 
-    def headers(self) -> dict[str, str]:
-        """Our name, and the user's token from HF_TOKEN or the hub's login."""
-        import huggingface_hub.utils
+    def url(self, path: str) -> str:
+        """Where a file of it is."""
+        return f"{self.page}/resolve/{self.commit}/{quote(path)}"
 
-        utils: Any = huggingface_hub.utils
-        return dict(utils.build_hf_headers(library_name="foundling"))
-
-    def pin(self, uri: HubUri) -> Repo:
-        """The repository at the commit its revision means now (offline: meant when last asked)."""
-        if re.fullmatch(r"[0-9a-f]{40}", uri.revision):
-            return Repo(uri.kind, uri.repo, uri.revision)
-        loose = Repo(uri.kind, uri.repo, "")
-        note = self.home(loose) / "foundling" / "refs" / quote(uri.revision or "main", safe="")
-        if self.offline:
-            if not note.is_file():
-                raise DataError(
-                    f"{uri} was never fetched and HF_HUB_OFFLINE is set; run `foundling"
-                    f" fetch {uri}` where there is network, with this cache."
-                )
-            return Repo(uri.kind, uri.repo, note.read_text().strip())
-        commit = self._ask(loose, str(uri), lambda api: _commit(api, uri))
-        repo = Repo(uri.kind, uri.repo, commit)
-        _keep(note, repo.commit)
-        return repo
-
-    def tree(self, repo: Repo, under: str = "", *, recursive: bool = True) -> list[RemoteFile]:
+    def tree(self, under: str = "", *, recursive: bool = True) -> list[RemoteFile]:
         """Files of a folder (empty: of the repository), in order of their names."""
         name = quote(under, safe="") + ("" if recursive else ",top")
-        note = self.home(repo) / "foundling" / "trees" / repo.commit / f"{name or ',all'}.json"
+        note = self.home / "foundling" / "trees" / self.commit / f"{name or ',all'}.json"
         if note.is_file():  # a commit never changes
             return [RemoteFile(*entry) for entry in json.loads(note.read_text())]
-        if self.offline:
+        if offline():
             raise DataError(
-                f"the files of {repo.name} were never listed here and HF_HUB_OFFLINE is set; run"
+                f"the files of {self.name} were never listed here and HF_HUB_OFFLINE is set; run"
                 " `foundling fetch` where there is network, with this cache."
             )
+
+        def attempt() -> list[RemoteFile]:
+            entries = _api().list_repo_tree(
+                self.name,
+                under or None,
+                recursive=recursive,
+                revision=self.commit,
+                repo_type=self.kind,
+            )
+            # Folders are listed too, and have no blob.
+            return [
+                RemoteFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
+                for entry in entries
+                if hasattr(entry, "blob_id")
+            ]
+
         try:
-            files = self._ask(repo, repo.name, lambda api: _files(api, repo, under, recursive))
+            files = insist(attempt, self.name, self.page)
         except NotThere:
             if not under:
                 raise
             files = []
+        files.sort(key=lambda file: file.path)
         _keep(note, json.dumps([[f.path, f.size, f.checksum] for f in files]))
         return files
 
-    def _ask(self, repo: Repo, what: str, question: Callable[[Any], T]) -> T:
-        from huggingface_hub import HfApi
 
-        api = HfApi(endpoint=self.url, library_name="foundling")
-        # Few tries: the first request shows whether there is a network at all.
-        patience = replace(self.patience, tries=min(self.patience.tries, 5))
-        return insist(lambda: question(api), what=what, page=self.page(repo), patience=patience)
+def offline() -> bool:
+    """HF_HUB_OFFLINE: nothing is asked, only what was fetched is used."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
-def _commit(api: Any, uri: HubUri) -> str:
+def pin(uri: HubUri) -> Repo:
+    """The repository at the commit its revision means now (offline: meant when last asked)."""
+    if re.fullmatch(r"[0-9a-f]{40}", uri.revision):
+        return Repo(uri.kind, uri.repo, uri.revision)
+    loose = Repo(uri.kind, uri.repo, "")
     revision = uri.revision or "main"
-    info = api.repo_info(uri.repo, repo_type=uri.kind, revision=revision, expand=["sha"])
-    return str(info.sha)
+    note = loose.home / "foundling" / "refs" / quote(revision, safe="")
+    if offline():
+        if not note.is_file():
+            raise DataError(
+                f"{uri} was never fetched and HF_HUB_OFFLINE is set; run `foundling fetch {uri}`"
+                " where there is network, with this cache."
+            )
+        return replace(loose, commit=note.read_text().strip())
+
+    def attempt() -> str:
+        info = _api().repo_info(uri.repo, repo_type=uri.kind, revision=revision, expand=["sha"])
+        return str(info.sha)
+
+    repo = replace(loose, commit=insist(attempt, str(uri), loose.page))
+    _keep(note, repo.commit)
+    return repo
 
 
-def _files(api: Any, repo: Repo, under: str, recursive: bool) -> list[RemoteFile]:
-    from huggingface_hub.hf_api import RepoFile
+def _api() -> Any:
+    from huggingface_hub import HfApi
 
-    entries = api.list_repo_tree(
-        repo.name, under or None, recursive=recursive, revision=repo.commit, repo_type=repo.kind
-    )
-    files = [
-        RemoteFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
-        for entry in entries
-        if isinstance(entry, RepoFile)
-    ]
-    return sorted(files, key=lambda file: file.path)
+    return HfApi(library_name="foundling")
 
 
 def _keep(note: Path, text: str) -> None:
@@ -466,87 +420,117 @@ def _keep(note: Path, text: str) -> None:
             write_text_atomic(note, text)
 
 
-# Files of the hub, here: parallel, resumed, compared with their checksum, kept in its cache.
+# Files of the hub, here: parallel, compared with their checksum, kept in its cache.
 #
 # A file is used only after its content was hashed: sha256 for large files, git's sha1 for small
 # ones, both as the hub lists them. A body that arrives damaged is fetched once more and then
 # refused; a damaged file in the cache is replaced, or refused where there is no network.
 
-PARALLEL = 8
-"""Files on their way at once; a single connection seldom fills a line."""
-_BLOCK = 1 << 20
-_WORTH_SAYING = 200_000_000
-"""A build that waits for a larger file says what it waits for."""
 
-
-def quiet(count: int) -> None:
-    """No progress shown."""
-
-
-def fetch(
-    hub: Hub, repo: Repo, file: RemoteFile, *, remedy: str = "", progress: Progress = quiet
-) -> Path:
+def fetch(repo: Repo, file: RemoteFile, *, remedy: str = "", progress: Progress = quiet) -> Path:
     """The file's checked local path, downloaded if it is not here.
 
     `remedy` is the command that an offline user is told to run elsewhere.
     """
-    what = f"{file.path} of {repo.name}"
-    for found in here(hub, repo, file):
-        if _is_right(hub, repo, found, file):
-            progress(file.size)
-            return _link(hub, repo, file, found)
-        if hub.offline and found.is_file():
-            raise DataError(
-                f"{what} is damaged in {hub.home(repo)} and HF_HUB_OFFLINE is set; run `{remedy}`"
-                " where there is network."
-            )
-    if hub.offline:
+    what, home = f"{file.path} of {repo.name}", repo.home
+    places = here(repo, file)
+    good = [place for place in places if _is_right(repo, place, file)]
+    if good and (offline() or good[0].parent != home / "blobs"):  # else its name is to be made
+        progress(file.size)
+        return good[0]
+    if offline():
+        state = f"damaged in {home}" if places else "not here"
         raise DataError(
-            f"{what} is not here and HF_HUB_OFFLINE is set; run `{remedy}` where there is network,"
+            f"{what} is {state} and HF_HUB_OFFLINE is set; run `{remedy}` where there is network,"
             " with this cache."
         )
-    blob = hub.home(repo) / "blobs" / file.checksum
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    with _part(blob) as part:
-        if not _is_right(hub, repo, blob, file):  # another process may have brought it meanwhile
-            check_room(blob.parent, file.size - os.fstat(part.fileno()).st_size, what)
-            if progress is quiet and file.size > _WORTH_SAYING:
-                console(stderr=True).print(f"fetching {what}, {file.size / 1e9:.1f} GB")
-            _fill(hub, repo, file, part, progress)
-            part.flush()
-            os.fsync(part.fileno())
-            os.replace(part.name, blob)
-            _note(hub, repo, blob, file)
-    return _link(hub, repo, file, blob)
+    if not good:
+        home.mkdir(parents=True, exist_ok=True)
+        check_room(home, file.size, what)
+        if progress is quiet and file.size > _WORTH_SAYING:
+            console(stderr=True).print(f"fetching {what}, {file.size / 1e9:.1f} GB")
+    for again in (bool(places) and not good, True):
+        path = _transfer(repo, file, what, again, progress)
+        if _is_right(repo, path, file):
+            return path
+        progress(-file.size)
+    path.resolve().unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    raise _damaged(what, file)
 
 
-def spool(hub: Hub, repo: Repo, file: RemoteFile, *, progress: Progress = quiet) -> BinaryIO:
+def _transfer(repo: Repo, file: RemoteFile, what: str, again: bool, progress: Progress) -> Path:
+    """Where the library put the file, which it fetches `again` even if it has it."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    arrived = 0
+
+    def count(part: int) -> None:
+        nonlocal arrived
+        arrived += part
+        progress(part)
+
+    def attempt() -> str:
+        count(-arrived)
+        try:
+            return hf_hub_download(
+                repo.name,
+                file.path,
+                repo_type=repo.kind,
+                revision=repo.commit,
+                library_name="foundling",
+                force_download=again,
+                tqdm_class=_progress_bar(count),
+            )
+        except (LocalEntryNotFoundError, ValueError) as error:  # around what really happened
+            raise error.__cause__ or DataError(f"{what} cannot be fetched: {error}") from None
+
+    path = insist(attempt, what, repo.page, reached=lambda: arrived, progress=progress)
+    progress(file.size - arrived)
+    return Path(path)
+
+
+def spool(repo: Repo, file: RemoteFile) -> BinaryIO:
     """The file's checked content without a name on disk, for builds that store no raw source.
 
     Chosen over reading ranges as they are needed: a checksum is over the whole file, and a stream
     that cannot be checked could fool its owner. It takes the room of one file a worker in TMPDIR.
     """
-    what = f"{file.path} of {repo.name}"
-    if hub.offline:
+    what, page = f"{file.path} of {repo.name}", repo.page
+    if offline():
         raise DataError(
             f"{what} cannot be streamed while HF_HUB_OFFLINE is set; leave --stream out to use what"
             " was fetched."
         )
-    key = f"{hub.file_url(repo, file.path)} {file.checksum}"
-    return spooled(key, file.size, what, lambda out: _fill(hub, repo, file, out, progress))
+
+    def fill(out: BinaryIO) -> None:
+        for _ in range(2):
+            url = repo.url(file.path)
+            download(url, out, file.size, what, page, hub_headers())
+            if checksum_of(out, file) == file.checksum:
+                return
+            out.truncate(0)
+        raise _damaged(what, file)
+
+    return spooled(file.size, what, fill)
+
+
+def _damaged(what: str, file: RemoteFile) -> DataError:
+    return DataError(
+        f"{what} arrived damaged twice: its checksum is not {file.checksum[:12]}... as the hub"
+        " says; something between here and there changes bytes, so nothing was kept."
+    )
 
 
 def fetch_all(
-    hub: Hub,
     repo: Repo,
     files: Sequence[RemoteFile],
     *,
     workers: int = PARALLEL,
     progress: Progress = quiet,
-    done: Callable[[RemoteFile], None] = lambda file: None,
 ) -> list[Path]:
-    """Many files at once, in the given order; the first failure stops the others, whose bytes
-    so far are kept."""
+    """Many files at once, in the given order; the first failure stops the others."""
     stopped = threading.Event()
 
     def count(arrived: int) -> None:
@@ -554,14 +538,9 @@ def fetch_all(
             raise _Stopped
         progress(arrived)
 
-    def one(file: RemoteFile) -> Path:
-        path = fetch(hub, repo, file, progress=count)
-        done(file)
-        return path
-
     with ThreadPoolExecutor(workers) as pool:
         try:
-            waiting = [pool.submit(one, file) for file in files]
+            waiting = [pool.submit(fetch, repo, file, progress=count) for file in files]
             return [future.result() for future in waiting]
         except BaseException:
             stopped.set()
@@ -573,308 +552,41 @@ class _Stopped(BaseException):
     """Another download failed; no error of its own, so nothing may take it for a bad network."""
 
 
-def checksum_of(stream: IO[bytes], file: RemoteFile) -> str:
+def checksum_of(stream: BinaryIO, file: RemoteFile) -> str:
     """The content's checksum, of the kind that the hub lists for this file."""
     digest = hashlib.sha256()
     if len(file.checksum) == 40:
-        size = os.fstat(stream.fileno()).st_size
+        size = stream.seek(0, 2)
         digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     stream.seek(0)
-    while block := stream.read(_BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
+    return hashlib.file_digest(cast(Any, stream), lambda: digest).hexdigest()
 
 
-def _fill(hub: Hub, repo: Repo, file: RemoteFile, out: IO[bytes], progress: Progress) -> None:
-    """Download into `out` and compare; a second damaged body is refused."""
-    what, page = f"{file.path} of {repo.name}", hub.page(repo)
-    progress(out.seek(0, 2))
-    for _ in range(2):
-        download(
-            hub.file_url(repo, file.path),
-            out,
-            size=file.size,
-            what=what,
-            page=page,
-            headers=hub.headers(),
-            patience=hub.patience,
-            progress=progress,
-        )
-        out.flush()
-        if checksum_of(out, file) == file.checksum:
-            return
-        progress(-file.size)
-        out.truncate(0)
-    raise DataError(
-        f"{what} arrived damaged twice: its checksum is not {file.checksum[:12]}... as the hub"
-        " says; something between here and there changes bytes, so nothing was kept."
-    )
-
-
-def here(hub: Hub, repo: Repo, file: RemoteFile) -> list[Path]:
-    """Where the file may be: by its checksum, or by name where links are impossible."""
-    home = hub.home(repo)
-    places = (home / "blobs" / file.checksum, home / "snapshots" / repo.commit / file.path)
+def here(repo: Repo, file: RemoteFile) -> list[Path]:
+    """Where the file is: by its name, or by its checksum where another commit brought it."""
+    home = repo.home
+    places = (home / "snapshots" / repo.commit / file.path, home / "blobs" / file.checksum)
     return [place for place in places if place.is_file()]
 
 
-def _is_right(hub: Hub, repo: Repo, path: Path, file: RemoteFile) -> bool:
+def _is_right(repo: Repo, path: Path, file: RemoteFile) -> bool:
     """Whether a file has the listed content: hashed once, and again when it was touched.
 
     Pieces of one file are read by many processes; each of them hashing it would cost more than a
     tenth of a build.
     """
+    note = repo.home / "foundling" / "checked" / file.checksum
     try:
-        if path.stat().st_size != file.size:
+        stat = path.stat()
+        stamp = f"{stat.st_size} bytes, changed {stat.st_mtime_ns}"
+        if stat.st_size != file.size:
             return False
-        note = _checked(hub, repo, file)
-        if note.is_file() and note.read_text() == _stamp(path):
+        if note.is_file() and note.read_text() == stamp:
             return True
         with open(path, "rb") as stream:
             if checksum_of(stream, file) != file.checksum:
                 return False
     except FileNotFoundError:
         return False
-    _note(hub, repo, path, file)
+    _keep(note, stamp)
     return True
-
-
-def _checked(hub: Hub, repo: Repo, file: RemoteFile) -> Path:
-    return hub.home(repo) / "foundling" / "checked" / file.checksum
-
-
-def _stamp(path: Path) -> str:
-    stat = path.stat()
-    return f"{stat.st_size} bytes, changed {stat.st_mtime_ns}"
-
-
-def _note(hub: Hub, repo: Repo, path: Path, file: RemoteFile) -> None:
-    with contextlib.suppress(OSError):  # a cache that is read-only is hashed every time
-        write_text_atomic(_checked(hub, repo, file), _stamp(path))
-
-
-@contextlib.contextmanager
-def _part(blob: Path) -> Iterator[IO[bytes]]:
-    """The file on its way, held by one process at a time; what another left is gone on with."""
-    path = blob.with_name(blob.name + ".part")
-    while True:
-        part = open(path, "a+b")  # noqa: SIM115 - closed in every way out of here
-        fcntl.flock(part, fcntl.LOCK_EX)
-        # While we waited the holder may have renamed it away; then the name is free or another's.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(part.fileno()), path.stat()):
-                break
-        part.close()
-    try:
-        yield part
-    finally:
-        # A part that another process made superfluous, or that held only damage, is not left.
-        with contextlib.suppress(FileNotFoundError):
-            here = os.path.samestat(os.fstat(part.fileno()), path.stat())
-            if here and (blob.exists() or not os.fstat(part.fileno()).st_size):
-                path.unlink()
-        part.close()
-
-
-def _link(hub: Hub, repo: Repo, file: RemoteFile, found: Path) -> Path:
-    """Give the file its name in the commit's folder, where the hub's own tools find it too."""
-    name = hub.home(repo) / "snapshots" / repo.commit / file.path
-    if found == name or name.exists():
-        return name
-    with contextlib.suppress(OSError):  # read-only, or no links here: the content is what counts
-        name.parent.mkdir(parents=True, exist_ok=True)
-        name.unlink(missing_ok=True)
-        name.symlink_to(os.path.relpath(found, name.parent))
-        return name
-    return found
-
-
-# Looking into a file that is elsewhere: byte ranges as they are asked for, nothing stored.
-#
-# For the beginning of a file or the footer of a Parquet file, which say what it holds and where it
-# can be cut. Rows are never read this way: a range has no checksum.
-
-BLOCK = 1 << 20
-_KEPT = 8
-_blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-"""Ends of the last few files: a footer is often looked at twice in a row."""
-
-
-def ranged(
-    url: str,
-    size: int,
-    *,
-    headers: Callable[[], Mapping[str, str]],
-    what: str,
-    page: str,
-    patience: Patience,
-    whole: Callable[[], BinaryIO],
-) -> BinaryIO:
-    """A file by its ranges; `whole` opens it where the server knows none."""
-
-    def get(start: int, stop: int) -> bytes | None:
-        return insist(
-            lambda: _get_range(url, start, stop, headers()), what=what, page=page, patience=patience
-        )
-
-    return cast(BinaryIO, io.BufferedReader(_Ranged(url, size, get, whole), BLOCK))
-
-
-def _get_range(url: str, start: int, stop: int, headers: Mapping[str, str]) -> bytes | None:
-    """Some bytes; None where the server would send all of them."""
-    with ask(url, {**headers, "Range": f"bytes={start}-{stop - 1}"}) as response:
-        check(response)
-        if response.status_code == 200:
-            return None
-        return b"".join(response.iter_bytes())
-
-
-def _keep_range(url: str, first: int, data: bytes) -> None:
-    _blocks[url, first] = data
-    while len(_blocks) > _KEPT:
-        _blocks.popitem(last=False)
-
-
-class _Ranged(io.RawIOBase):
-    """Raw reads by requests of at least a block."""
-
-    def __init__(
-        self,
-        url: str,
-        size: int,
-        get: Callable[[int, int], bytes | None],
-        whole: Callable[[], BinaryIO],
-    ) -> None:
-        self._url, self._size, self._get, self._open = url, size, get, whole
-        self._whole: BinaryIO | None = None
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "memoryview | bytearray") -> int:  # type: ignore[override]
-        wanted = min(len(buffer), self._size - self._place)
-        if wanted <= 0:
-            return 0
-        data = self._read(self._place, wanted)
-        buffer[: len(data)] = data
-        self._place += len(data)
-        return len(data)
-
-    def _read(self, start: int, wanted: int) -> bytes:
-        if self._whole is None:
-            # Aligned to the end, because footers are there.
-            first = max(0, self._size - BLOCK) if start >= self._size - BLOCK else start
-            stop = min(self._size, max(start + wanted, first + BLOCK))
-            data = _blocks.get((self._url, first))
-            if data is None or len(data) < stop - first:
-                data = self._get(first, stop)
-            if data is not None:
-                _keep_range(self._url, first, data)
-                return data[start - first : start - first + wanted]
-            self._whole = self._open()
-        self._whole.seek(start)
-        return self._whole.read(wanted)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._place = max(0, (0, self._place, self._size)[whence] + offset)
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def close(self) -> None:
-        if self._whole is not None:
-            self._whole.close()
-        super().close()
-
-
-# Files without a name: content that is on disk only while it is read.
-#
-# A temporary file is unlinked as soon as it is made, so that nothing of the raw source is left
-# behind, not even by a kill. One is remembered in each process, because some formats are opened
-# twice in a row: once to see what they are, and once to read them.
-
-BUFFER = 1 << 20
-_lock = threading.Lock()
-_last: list[tuple[str, IO[bytes]]] = []
-
-
-def spooled(key: str, size: int | None, what: str, fill: Callable[[IO[bytes]], None]) -> BinaryIO:
-    """What `fill` writes, to be read from the start; the last `key` of a process is not filled
-    again."""
-    with _lock:
-        if not _last or _last[0][0] != key:
-            _drop()
-            out = _nameless(size or 0, what)
-            with contextlib.ExitStack() as undo:
-                undo.callback(out.close)
-                fill(out)
-                out.flush()
-                undo.pop_all()
-            _last.append((key, out))
-        return cast(BinaryIO, io.BufferedReader(_View(os.dup(_last[0][1].fileno())), BUFFER))
-
-
-def forget() -> None:
-    """Give back the room of the last one; readers keep what they have open."""
-    with _lock:
-        _drop()
-
-
-def _drop() -> None:
-    while _last:
-        _last.pop()[1].close()
-
-
-atexit.register(forget)
-
-
-def check_room(folder: Path, needed: int, what: str) -> None:
-    """Say that a disk is too small before it is full."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise DataError(
-            f"{what} needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} free; make room,"
-            " or set HF_HUB_CACHE (with --stream: TMPDIR) to a larger disk."
-        )
-
-
-def _nameless(size: int, what: str) -> IO[bytes]:
-    check_room(Path(tempfile.gettempdir()), size, what)
-    return tempfile.TemporaryFile(prefix="foundling-")
-
-
-class _View(io.RawIOBase):
-    """One reader of a file that others read too: with a place of its own."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "memoryview | bytearray") -> int:  # type: ignore[override]
-        count = os.preadv(self._descriptor, [buffer], self._place)
-        self._place += count
-        return count
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        base = (0, self._place, os.fstat(self._descriptor).st_size)[whence]
-        self._place = max(0, base + offset)
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-        super().close()

@@ -1,6 +1,5 @@
 """From a hub name to a source, and `fetch` of files before a machine goes offline."""
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,18 +9,19 @@ from pathlib import Path
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.hub.download import (
     PARALLEL,
-    Hub,
     Progress,
     RemoteFile,
     Repo,
     check_room,
     fetch_all,
     here,
+    offline,
+    pin,
     quiet,
 )
-from foundling.data.hub.recipes import PREFIX, HubUri, Recipe, merged, parse_uri, recipe_of
-from foundling.data.hub.remote_source import RemoteSource, hub_source, remote_files
-from foundling.data.hub.splits import SplitFiles, choose
+from foundling.data.hub.recipes import PREFIX, Recipe, merged, parse_uri, recipe_of
+from foundling.data.hub.remote_source import HubFile, RemoteSource, library_source, remote_files
+from foundling.data.hub.splits import choose
 from foundling.data.hub.stack import StackSource
 from foundling.data.readers.file_formats import form_of
 from foundling.data.readers.source import ReadOptions, Source
@@ -37,32 +37,33 @@ def readable(name: str) -> bool:
         return False
 
 
-def open_hub(
-    spec: str,
-    uri: HubUri,
-    options: ReadOptions,
-    hub: Hub,
-    *,
-    documents: int | None = None,
-    recipe: Recipe | None = None,
-) -> Source:
-    """A data set of the hub, by a recipe or by its address alone."""
+def open_remote(spec: str, options: ReadOptions, *, documents: int | None = None) -> Source:
+    """The source that an address or a recipe's name means; little is fetched before it is read."""
+    stream, options = options.stream, replace(options, stream=False)
+    known = recipe_of(spec)
+    if known is None and not spec.startswith(PREFIX):  # nothing is kept, with or without --stream
+        path = spec.partition("?")[0].rstrip("/")
+        name = path.rpartition("/")[2] or spec
+        return RemoteSource(name, tuple(remote_files(spec, readable)), documents, options)
+    recipe, uri = known or (None, parse_uri(spec))
+    if uri.kind != "dataset":
+        raise DataError(f"{spec} is a model; data is hf://datasets/{uri.repo}.")
     name = recipe.name if recipe else uri.name
-    if recipe is not None:
-        options = merged(recipe, options)
-    choice = choose(hub, uri, readable)
-    if recipe is not None and recipe.blobs:
-        return _stack(name, spec, choice, options, hub, documents)
-    if choice.files:
-        return hub_source(name, spec, hub, choice.repo, choice.files, options, documents)
-    from foundling.data.hub.remote_source import library_source
+    options = merged(recipe, options) if recipe else options
+    choice = choose(uri, readable)
+    if recipe and recipe.blobs:
+        _refuse_for_code(name, options, documents)
+        return StackSource(name, spec, choice.repo, choice.files, options, stream)
+    if not choice.files:
+        return library_source(name, uri, choice.repo, options, documents)
+    files = tuple(
+        HubFile(file.path, choice.repo, file, f"foundling fetch {spec} --shards {number}", stream)
+        for number, file in enumerate(choice.files, 1)
+    )
+    return RemoteSource(name, files, documents, options)
 
-    return library_source(name, uri, choice, options, hub, documents)
 
-
-def _stack(
-    name: str, spec: str, choice: SplitFiles, options: ReadOptions, hub: Hub, documents: int | None
-) -> StackSource:
+def _refuse_for_code(name: str, options: ReadOptions, documents: int | None) -> None:
     if documents is not None:
         raise DataError(f"{name} cannot be limited by documents; limit its tokens.")
     if options.template or options.text != "content" or options.schema != "text":
@@ -70,37 +71,6 @@ def _stack(
             f"a document of {name} is a file of source code, so --text, --template and --schema"
             " have no effect; leave them out."
         )
-    stream, options = options.stream, replace(options, stream=False)
-    return StackSource(name, spec, hub, choice.repo, choice.files, options, stream)
-
-
-def open_address(spec: str, options: ReadOptions, *, documents: int | None = None) -> RemoteSource:
-    """Files at any other address; nothing of them is kept, with or without --stream."""
-    files = tuple(remote_files(spec, readable))
-    path = spec.partition("?")[0].rstrip("/")
-    name = path.rpartition("/")[2] or spec
-    return RemoteSource(name, files, documents, replace(options, stream=False))
-
-
-def open_remote(
-    spec: str,
-    options: ReadOptions,
-    *,
-    documents: int | None = None,
-    hub: Hub | None = None,
-) -> Source:
-    """The source that an address or a recipe's name means; little is fetched before it is read."""
-
-    hub = hub or Hub()
-    known = recipe_of(spec)
-    if known is not None:
-        return open_hub(spec, known[1], options, hub, documents=documents, recipe=known[0])
-    if spec.startswith(PREFIX):
-        uri = parse_uri(spec)
-        if uri.kind != "dataset":
-            raise DataError(f"{spec} is a model; data is hf://datasets/{uri.repo}.")
-        return open_hub(spec, uri, options, hub, documents=documents)
-    return open_address(spec, options, documents=documents)
 
 
 # Fetching ahead, for machines that are offline later: how many files, how large, how many tokens.
@@ -132,8 +102,6 @@ class Ahead:
     """What will be fetched."""
 
     spec: str
-    uri: HubUri
-    hub: Hub
     repo: Repo
     files: tuple[RemoteFile, ...]
     of: int
@@ -158,15 +126,8 @@ def tokens_in(files: Sequence[RemoteFile], recipe: Recipe | None) -> float:
     return sum(file.size / rate for file, rate in zip(files, rates, strict=True))
 
 
-def plan_fetch(
-    spec: str,
-    *,
-    shards: int | None = None,
-    tokens: int | None = None,
-    hub: Hub | None = None,
-) -> Ahead:
+def plan_fetch(spec: str, *, shards: int | None = None, tokens: int | None = None) -> Ahead:
     """Which files the first `shards`, or about the first `tokens`, are (neither: all)."""
-    hub = hub or Hub()
     if shards is not None and tokens is not None:
         raise ConfigError("--shards and --tokens exclude each other; give one of them.")
     known = recipe_of(spec)
@@ -176,7 +137,7 @@ def plan_fetch(
             " the recipes."
         )
     recipe, uri = known or (None, parse_uri(spec))
-    choice = choose(hub, uri, readable)
+    choice = choose(uri, readable)
     files = choice.files
     if not files:
         raise DataError(f"{spec} has no file that can be fetched and read; stream it instead.")
@@ -190,8 +151,6 @@ def plan_fetch(
         files = files[: next(enough, len(files))]
     return Ahead(
         spec=spec,
-        uri=uri,
-        hub=hub,
         repo=choice.repo,
         files=files,
         of=len(choice.files),
@@ -201,20 +160,14 @@ def plan_fetch(
     )
 
 
-def fetch_ahead(
-    plan: Ahead,
-    *,
-    workers: int = PARALLEL,
-    progress: Progress = quiet,
-    done: Callable[[RemoteFile], None] = lambda file: None,
-) -> Path:
+def fetch_ahead(plan: Ahead, *, workers: int = PARALLEL, progress: Progress = quiet) -> Path:
     """Fetch it all; the folder of the repository."""
-    home = plan.hub.home(plan.repo)
-    if not plan.hub.offline:
+    home = plan.repo.home
+    if not offline():
         home.mkdir(parents=True, exist_ok=True)
-        missing = [file.size for file in plan.files if not here(plan.hub, plan.repo, file)]
+        missing = [file.size for file in plan.files if not here(plan.repo, file)]
         check_room(home, sum(missing), plan.spec)
-    fetch_all(plan.hub, plan.repo, plan.files, workers=workers, progress=progress, done=done)
+    fetch_all(plan.repo, plan.files, workers=workers, progress=progress)
     return home
 
 
@@ -227,8 +180,7 @@ def fetch_blobs(
     `done` hears of each piece: its name, documents and tokens so far. `where` are the filters that
     the build will have: what they leave out is not fetched.
     """
-    options = ReadOptions(where=where)
-    source = open_hub(plan.spec, plan.uri, options, plan.hub, recipe=plan.recipe)
+    source = open_remote(plan.spec, ReadOptions(where=where))
     assert isinstance(source, StackSource)
     wanted = {file.path for file in plan.files}
     documents, tokens = 0, 0.0
@@ -245,17 +197,16 @@ def fetch_blobs(
 
 
 def fetch_tokenizer(
-    spec: str, output: Path | None, hub: Hub | None = None, progress: Progress = quiet
+    spec: str, output: Path | None, progress: Progress = quiet
 ) -> tuple[Path, list[str]]:
     """A model's tokenizer files: where they are now, and which there were."""
-    hub = hub or Hub()
     if not spec.startswith(PREFIX) or "/" not in spec.removeprefix(PREFIX):
         raise DataError(f"{spec} is no model of a hub; write hf://OWNER/NAME[#revision].")
     uri = parse_uri(spec)
     if uri.kind != "model":
         raise DataError(f"{spec} is a data set; a tokenizer is hf://OWNER/NAME of a model.")
-    repo = hub.pin(uri)
-    listed = hub.tree(repo, recursive=False) + hub.tree(repo, "original")
+    repo = pin(uri)
+    listed = repo.tree(recursive=False) + repo.tree("original")
     files = [file for file in listed if file.path in TOKENIZER_FILES]
     names = {file.path for file in files}
     if "tokenizer.model" in names:
@@ -264,9 +215,9 @@ def fetch_tokenizer(
         raise DataError(
             f"{spec} holds no tokenizer (no tokenizer.json, tokenizer.model, vocab.json)."
         )
-    paths = fetch_all(hub, repo, files, progress=progress)
+    paths = fetch_all(repo, files, progress=progress)
     if output is None:
-        return hub.home(repo) / "snapshots" / repo.commit, [file.path for file in files]
+        return repo.home / "snapshots" / repo.commit, [file.path for file in files]
     for file, path in zip(files, paths, strict=True):
         _copy(path, output / Path(file.path).name)
     return output, [Path(file.path).name for file in files]
@@ -284,5 +235,4 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, temporary)
         os.replace(temporary, target)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from foundling.config.errors import DataError
@@ -90,27 +90,29 @@ def parse_uri(text: str) -> HubUri:
 # NAME:split, NAME#revision.
 
 
+_TEXT = ReadOptions(text="text", schema="text")
+_MESSAGES = ReadOptions(text="messages", schema="messages")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Where a data set lives and how its rows become documents or conversations."""
 
     name: str
     uri: str
-    kind: Literal["text", "chat"]
     about: str
     """What it is, in a few words."""
     size: str
     """How large, as its authors say."""
     licence: str
-    options: ReadOptions = field(default_factory=ReadOptions)
+    kind: Literal["text", "chat"] = "text"
+    options: ReadOptions = _TEXT
     tokens_per_file: float = 0.0
     """About; 0: estimated from the bytes."""
     blobs: bool = False
     """Rows hold ids of files in Software Heritage's archive, which are fetched one by one."""
 
 
-_TEXT = ReadOptions(text="text", schema="text")
-_MESSAGES = ReadOptions(text="messages", schema="messages")
 _ODC = "ODC-By 1.0, and the terms of Common Crawl"
 _ZYDA = "hf://datasets/Zyphra/Zyda-2"
 
@@ -118,63 +120,50 @@ _ALL = (
     Recipe(
         name="fineweb-edu",
         uri="hf://datasets/HuggingFaceFW/fineweb-edu@sample-100BT",
-        kind="text",
         about="educational web pages, a random sample; also @sample-10BT, @sample-350BT, @default",
         size="100B tokens, 140 files",
         licence=_ODC,
-        options=_TEXT,
         tokens_per_file=0.7e9,
     ),
     Recipe(
         name="fineweb-edu-100b",
         uri="hf://datasets/karpathy/fineweb-edu-100b-shuffle",
-        kind="text",
         about="the same pages shuffled into small files, shard_00000 to shard_01822",
         size="100B tokens, 1,823 files of 56M",
         licence=_ODC,
-        options=_TEXT,
         tokens_per_file=56e6,
     ),
     Recipe(
         name="zyda2-dclm",
         uri=f"{_ZYDA}@dclm_crossdeduped",
-        kind="text",
         about="DCLM without what the other parts hold",
         size="3.3T tokens",
         licence="ODC-By 1.0",
-        options=_TEXT,
     ),
     Recipe(
         name="zyda2-fwe",
         uri=f"{_ZYDA}@fwe3",
-        kind="text",
         about="FineWeb-Edu of score 3, the part of Zyda-2",
         size="1.3T tokens",
         licence="ODC-By 1.0",
-        options=_TEXT,
     ),
     Recipe(
         name="zyda2-dolma",
         uri=f"{_ZYDA}@dolma-cc_crossdeduped-filtered",
-        kind="text",
         about="the Common Crawl part of Dolma, filtered",
         size="0.24T tokens",
         licence="ODC-By 1.0",
-        options=_TEXT,
     ),
     Recipe(
         name="zyda2-zyda",
         uri=f"{_ZYDA}@zyda_crossdeduped-filtered",
-        kind="text",
         about="the first Zyda, filtered",
         size="0.16T tokens",
         licence="ODC-By 1.0",
-        options=_TEXT,
     ),
     Recipe(
         name="stack-v2",
         uri="hf://datasets/bigcode/the-stack-v2-train-smol-ids",
-        kind="text",
         about="source code of 17 languages; ids here, files from Software Heritage's archive",
         size="ids of repositories",
         licence="gated; each file has its own; in bulk by agreement with Software Heritage",
@@ -184,11 +173,9 @@ _ALL = (
     Recipe(
         name="finemath-3plus",
         uri="hf://datasets/HuggingFaceTB/finemath@finemath-3plus",
-        kind="text",
         about="web pages about mathematics",
         size="34B tokens, 128 files",
         licence=_ODC,
-        options=_TEXT,
         tokens_per_file=0.27e9,
     ),
     Recipe(

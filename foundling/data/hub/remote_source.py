@@ -1,35 +1,36 @@
 """Sources whose files are remote: the hub, s3 and https by fsspec, the `datasets` library."""
 
+import functools
 import hashlib
+import io
 import re
+import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import IO, Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlsplit
 
 from foundling.config.errors import DataError
 from foundling.data.hub.download import (
-    BUFFER,
-    Hub,
-    Interrupted,
-    Patience,
     RemoteFile,
     Repo,
     ask,
-    check,
+    brief,
     download,
     fetch,
     here,
+    hub_headers,
     insist,
-    ranged,
+    network_errors,
+    offline,
     spool,
     spooled,
-    write,
 )
 from foundling.data.hub.recipes import HubUri
-from foundling.data.hub.splits import Readable, SplitFiles
+from foundling.data.hub.splits import Readable
 from foundling.data.readers.columns import (
     ColumnMapping,
     check_columns,
@@ -40,7 +41,7 @@ from foundling.data.readers.file_formats import TABLES, Form
 from foundling.data.readers.files import WHOLE, FilePiece, FileSource, RowRange, cuts, whole_rows
 from foundling.data.readers.parquet import Range
 from foundling.data.readers.row_builder import RowBuilder, template_fields
-from foundling.data.readers.source import File, Kind, ReadOptions, Row
+from foundling.data.readers.source import Kind, ReadOptions, Row, Texts
 
 # Sources whose files are elsewhere: looked into when opened, fetched when their rows are read.
 #
@@ -50,43 +51,47 @@ from foundling.data.readers.source import File, Kind, ReadOptions, Row
 # each piece would fetch it again.
 
 
-class Elsewhere(File, Protocol):
+@dataclass(frozen=True)
+class Elsewhere(ABC):
     """A file that can be looked into before it is fetched."""
+
+    name: str
+    """Its path in the repository or below the address."""
+    local = None
+    """It counts as elsewhere even when it is here: pieces must not depend on a cache."""
 
     @property
     def kept(self) -> bool:
         """Whether `open` keeps the file, so that it may be opened often."""
-        ...
+        return False
 
     @property
     def absent(self) -> bool:
         """Whether it is neither here nor in reach."""
-        ...
+        return False
 
+    @abstractmethod
+    def identity(self) -> str:
+        """What changes when its bytes do."""
+
+    @abstractmethod
+    def open(self) -> BinaryIO:
+        """All of it, from the first byte."""
+
+    @abstractmethod
     def peek(self) -> BinaryIO:
         """The file by its parts, for looking and not for reading rows."""
-        ...
 
 
 @dataclass(frozen=True)
-class HubFile:
+class HubFile(Elsewhere):
     """A file of a repository at one commit."""
 
-    hub: Hub
     repo: Repo
     file: RemoteFile
     remedy: str
     """The command that fetches it, for a machine that cannot."""
     stream: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its path in the repository."""
-        return self.file.path
-
-    @property
-    def local(self) -> None:
-        """It counts as elsewhere even when it is here: pieces must not depend on a cache."""
 
     @property
     def kept(self) -> bool:
@@ -96,7 +101,7 @@ class HubFile:
     @property
     def absent(self) -> bool:
         """Offline and not fetched."""
-        return self.hub.offline and not any(here(self.hub, self.repo, self.file))
+        return offline() and not here(self.repo, self.file)
 
     def identity(self) -> str:
         """The hub's checksum, which is compared with the content whenever it is read."""
@@ -105,25 +110,17 @@ class HubFile:
     def open(self) -> BinaryIO:
         """The checked content."""
         if self.stream:
-            return spool(self.hub, self.repo, self.file)
-        return open(fetch(self.hub, self.repo, self.file, remedy=self.remedy), "rb")
+            return spool(self.repo, self.file)
+        return open(fetch(self.repo, self.file, remedy=self.remedy), "rb")
 
     def peek(self) -> BinaryIO:
         """What is here, else parts of it by ranges."""
-        found = here(self.hub, self.repo, self.file)
+        found = here(self.repo, self.file)
         if found and not self.stream:
             return open(found[0], "rb")
-        if self.hub.offline:
+        if offline():
             return self.open()
-        return ranged(
-            self.hub.file_url(self.repo, self.file.path),
-            self.file.size,
-            headers=self.hub.headers,
-            what=f"{self.file.path} of {self.repo.name}",
-            page=self.hub.page(self.repo),
-            patience=self.hub.patience,
-            whole=self.open,
-        )
+        return _ranged(self, self.repo.url(self.name), self.file.size, self.repo.page)
 
 
 @dataclass(frozen=True)
@@ -132,13 +129,11 @@ class _Looked:
 
     file: Elsewhere
 
+    local = None
+
     @property
     def name(self) -> str:
         return self.file.name
-
-    @property
-    def local(self) -> None:
-        return None
 
     def identity(self) -> str:
         return self.file.identity()
@@ -147,30 +142,18 @@ class _Looked:
         return self.file.peek()
 
 
-@dataclass(frozen=True)
-class RemotePiece:
-    """Some rows of a file that is fetched when they are read."""
+class RemotePiece(FilePiece):
+    """Some rows of a file that is fetched when they are read, out of checked content."""
 
-    inner: FilePiece
-
-    @property
-    def name(self) -> str:
-        """The file's name, and where the part begins."""
-        return self.inner.name
-
-    def identity(self) -> str:
-        """The file's checksum, the part, and how it is read."""
-        return self.inner.identity()
-
-    def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
-        """The rows, out of checked content."""
-        part, file = self.inner.part, self.inner.file
+    def lots(self, tally: Counter[str] | None = None) -> Iterator[Row | Texts]:
+        """As of a file that is here."""
         # The cuts were found by looking from outside, without a checksum: see that they hold.
-        if part not in (WHOLE, _ALL_ROWS) and part not in cuts(file, self.inner.form):
+        if self.part not in (WHOLE, _ALL_ROWS) and self.part not in cuts(self.file, self.form):
             raise DataError(
-                f"{file.name} is not cut where it seemed to be from outside; start the build again."
+                f"{self.file.name} is not cut where it seemed to be from outside; start the build"
+                " again."
             )
-        yield from self.inner.rows(tally)
+        yield from super().lots(tally)
 
 
 @dataclass(frozen=True)
@@ -206,10 +189,8 @@ class RemoteSource:
     documents: int | None
     options: ReadOptions
 
-    @property
-    def draws(self) -> bool:
-        """Equal rows are the same row twice."""
-        return False
+    draws = False
+    """Equal rows are the same row twice."""
 
     @cached_property
     def kind(self) -> Kind:
@@ -248,10 +229,10 @@ class RemoteSource:
             for part in self._parts(file, form):
                 if left is not None and left <= 0:
                     return
-                inner = FilePiece(self.name, file, form, layout, self.options, part, left)
+                piece = RemotePiece(self.name, file, form, layout, self.options, part, left)
                 if left is not None:
-                    left -= sum(1 for _ in inner.rows())
-                yield RemotePiece(inner)
+                    left -= sum(1 for _ in piece.rows())
+                yield piece
 
     def _parts(self, file: Elsewhere, form: Form) -> Iterator[Range | RowRange]:
         if file.kept:
@@ -263,25 +244,41 @@ class RemoteSource:
         return whole_rows(self.pieces(), self.options)
 
 
-def hub_source(
-    name: str,
-    spec: str,
-    hub: Hub,
-    repo: Repo,
-    files: tuple[RemoteFile, ...],
-    options: ReadOptions,
-    documents: int | None = None,
-) -> RemoteSource:
-    """A source of files of the hub; `spec` is what the user wrote."""
-    stream, options = options.stream, replace(options, stream=False)
-    ours = tuple(
-        HubFile(hub, repo, file, f"foundling fetch {spec} --shards {number}", stream)
-        for number, file in enumerate(files, 1)
-    )
-    return RemoteSource(name, ours, documents, options)
+# Looking into a file that is elsewhere: byte ranges as they are asked for, nothing stored.
+#
+# For the beginning of a file or the footer of a Parquet file, which say what it holds and where it
+# can be cut. Rows are never read this way: a range has no checksum.
+
+_BLOCK = 1 << 20
 
 
-# Files at other addresses: https by the same careful download, everything else through fsspec.
+def _ranged(file: Elsewhere, url: str, size: int, page: str) -> BinaryIO:
+    """A file by its ranges; all of it where the server knows none."""
+    from fsspec.spec import AbstractBufferedFile
+
+    class Ranged(AbstractBufferedFile):  # type: ignore[misc]
+        def _fetch_range(self, start: int, stop: int) -> bytes:
+            return _byte_range(file, url, start, stop, page)
+
+    if not _byte_range(file, url, 0, min(size, _BLOCK), page):
+        return file.open()
+    return cast(BinaryIO, io.BufferedReader(Ranged(None, url, size=size, block_size=_BLOCK)))
+
+
+@functools.lru_cache(maxsize=16)
+def _byte_range(file: Elsewhere, url: str, start: int, stop: int, page: str) -> bytes:
+    """Some bytes; none where the server would send all of them. The last ones are remembered: the
+    same places are looked at several times in a row."""
+    headers = hub_headers() if isinstance(file, HubFile) else {}
+
+    def attempt() -> bytes:
+        with ask(url, {**headers, "Range": f"bytes={start}-{stop - 1}"}) as response:
+            return b"" if response.status_code == 200 else bytes(response.read())
+
+    return insist(attempt, file.name, page)
+
+
+# Files at other addresses: https by the hub's client, everything else through fsspec.
 #
 # A file is read from a nameless copy, so a connection that breaks off costs a retry and not the
 # rest of the file. These addresses promise no checksum: a length is compared, and the server's own
@@ -291,32 +288,12 @@ _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "
 
 
 @dataclass(frozen=True)
-class UrlFile:
-    """A file at an address of http or https."""
+class AddressFile(Elsewhere):
+    """A file at an address of https, or of a store that fsspec knows."""
 
     url: str
     size: int | None
     mark: str
-    patience: Patience = field(default_factory=Patience)
-
-    @property
-    def name(self) -> str:
-        """The last part of the address."""
-        return unquote(urlsplit(self.url).path).rpartition("/")[2]
-
-    @property
-    def local(self) -> None:
-        """Elsewhere."""
-
-    @property
-    def kept(self) -> bool:
-        """No: there is no promise that it stays the same."""
-        return False
-
-    @property
-    def absent(self) -> bool:
-        """In reach as far as is known."""
-        return False
 
     def identity(self) -> str:
         """What the server says of it."""
@@ -324,115 +301,59 @@ class UrlFile:
 
     def open(self) -> BinaryIO:
         """From the first byte of a copy."""
-
-        def fill(out: IO[bytes]) -> None:
-            download(
-                self.url,
-                out,
-                size=self.size,
-                what=self.name,
-                page=self.url,
-                patience=self.patience,
-            )
-
-        return spooled(self.identity(), self.size, self.name, fill)
+        return spooled(self.size, self.name, self._fill)
 
     def peek(self) -> BinaryIO:
-        """Parts of it by ranges, where its length is known."""
-        if self.size is None:
+        """Parts of it, where its length is known."""
+        if not _is_web(self.url):
+            store, path = _store(self.url)
+            return cast(BinaryIO, store.open(path, "rb"))
+        if not self.size:
             return self.open()
-        return ranged(
-            self.url,
-            self.size,
-            headers=dict,
-            what=self.name,
-            page=self.url,
-            patience=self.patience,
-            whole=self.open,
-        )
+        return _ranged(self, self.url, self.size, self.url)
 
+    def _fill(self, out: BinaryIO) -> None:
+        if _is_web(self.url):
+            download(self.url, out, self.size, self.name, self.url)
+            return
 
-@dataclass(frozen=True)
-class FsFile:
-    """A file of any store that fsspec knows."""
-
-    url: str
-    size: int
-    mark: str
-    name: str
-    patience: Patience = field(default_factory=Patience)
-
-    @property
-    def local(self) -> None:
-        """Elsewhere."""
-
-    @property
-    def kept(self) -> bool:
-        """No: there is no promise that it stays the same."""
-        return False
-
-    @property
-    def absent(self) -> bool:
-        """In reach as far as is known."""
-        return False
-
-    def identity(self) -> str:
-        """What the store says of it."""
-        return f"{self.url} {self.size} {self.mark}"
-
-    def open(self) -> BinaryIO:
-        """From the first byte of a copy."""
-        return spooled(self.identity(), self.size, self.url, self._fill)
-
-    def peek(self) -> BinaryIO:
-        """The store's own file, which reads what is asked for."""
-        store, path = _store(self.url)
-        return cast(BinaryIO, store.open(path, "rb"))
-
-    def _fill(self, out: IO[bytes]) -> None:
         def attempt() -> None:
             try:
-                copy()
-            except (OSError, DataError):
-                raise
+                store, path = _store(self.url)
+                with store.open(path, "rb", block_size=8 * _BLOCK) as stream:
+                    stream.seek(out.seek(0, 2))
+                    shutil.copyfileobj(stream, out, 8 * _BLOCK)
             except Exception as error:  # stores have errors of their own for a bad connection
-                raise Interrupted(_brief_url(error)) from None
-
-        def copy() -> None:
-            store, path = _store(self.url)
-            have = out.seek(0, 2)
-            with store.open(path, "rb", block_size=BUFFER * 8) as stream:
-                stream.seek(have)
-                while block := stream.read(BUFFER * 8):
-                    write(out, block)
+                if isinstance(error, (DataError, *network_errors())):
+                    raise
+                raise OSError(brief(error)) from None
             if out.seek(0, 2) != self.size:
-                raise Interrupted(f"{out.tell():,} of {self.size:,} bytes")
+                raise OSError(f"{out.tell():,} of {self.size:,} bytes")
 
-        best = 0
-
-        def gained() -> bool:
-            nonlocal best
-            before, best = best, max(best, out.seek(0, 2))
-            return best > before
-
-        insist(attempt, what=self.url, page=self.url, patience=self.patience, gained=gained)
+        insist(attempt, self.url, self.url, reached=lambda: out.seek(0, 2))
 
 
-def remote_files(url: str, readable: Readable) -> Sequence[UrlFile | FsFile]:
+def _is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
+def remote_files(url: str, readable: Readable) -> Sequence[AddressFile]:
     """The files that an address, a folder of one or a pattern means."""
-    if re.match(r"https?://", url):
-        return [_url_file(url, readable)]
+    if _is_web(url):
+        return [_web_file(url, readable)]
     store, path = _store(url)
     try:
         found = _listing(store, path)
     except Exception as error:  # each store has its own for a bad name or missing credentials
         raise DataError(
-            f"{url} cannot be listed ({_brief_url(error)}); check the name and your credentials."
+            f"{url} cannot be listed ({brief(error)}); check the name and your credentials."
         ) from None
     scheme = url.partition("://")[0]
     root = _fixed_part(path)
     files = [
-        FsFile(f"{scheme}://{name}", int(info["size"]), _mark(info), name[len(root) :].lstrip("/"))
+        AddressFile(
+            name[len(root) :].lstrip("/"), f"{scheme}://{name}", int(info["size"]), _mark(info)
+        )
         for name, info in sorted(found.items())
         if info.get("type") == "file" and readable(name)
     ]
@@ -443,19 +364,20 @@ def remote_files(url: str, readable: Readable) -> Sequence[UrlFile | FsFile]:
     return files
 
 
-def _url_file(url: str, readable: Readable) -> UrlFile:
-    if not readable(urlsplit(url).path):
+def _web_file(url: str, readable: Readable) -> AddressFile:
+    path = urlsplit(url).path
+    if not readable(path):
         raise DataError(f"{url} does not end like a file that can be read.")
 
-    def look() -> Any:
-        with ask(url, {}, "HEAD") as answer:
-            check(answer)
-            return answer.headers
+    def attempt() -> Any:
+        with ask(url, method="HEAD") as response:
+            return response.headers
 
-    headers = insist(look, what=url, page=url, patience=Patience())
+    headers = insist(attempt, url, url)
     length = headers.get("Content-Length")
     mark = headers.get("ETag") or headers.get("Last-Modified") or ""
-    return UrlFile(url, int(length) if length else None, mark.strip('"'))
+    size = int(length) if length else None
+    return AddressFile(unquote(path).rpartition("/")[2], url, size, mark.strip('"'))
 
 
 def _store(url: str) -> tuple[Any, str]:
@@ -500,10 +422,6 @@ def _mark(info: dict[str, Any]) -> str:
     return ""
 
 
-def _brief_url(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
-
-
 # Data sets that only the datasets library can read: a loading script, or a format we do not know.
 #
 # Read as its stream, a shard at a time, so nothing of the raw source is stored. The library
@@ -528,10 +446,8 @@ class LibrarySource:
         """Documents or conversations, by the columns."""
         return self.layout.kind
 
-    @property
-    def draws(self) -> bool:
-        """Equal rows are the same row twice."""
-        return False
+    draws = False
+    """Equal rows are the same row twice."""
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -545,8 +461,7 @@ class LibrarySource:
             yield LibraryPiece(self, index)
 
     def __iter__(self) -> Iterator[Row]:
-        for piece in self.pieces():
-            yield from piece.rows()
+        return whole_rows(self.pieces(), self.options)
 
 
 @dataclass(frozen=True)
@@ -590,26 +505,24 @@ class LibraryPiece:
         try:
             yield from stream
         except Exception as error:  # whatever a foreign loader raises
-            raise DataError(f"{self.name} broke off ({_brief(error)}); try again.") from error
+            raise DataError(f"{self.name} broke off ({brief(error)}); try again.") from error
 
 
 def library_source(
     name: str,
     uri: HubUri,
-    choice: SplitFiles,
+    repo: Repo,
     options: ReadOptions,
-    hub: Hub,
     documents: int | None,
 ) -> LibrarySource:
     """A source by way of the library, if it is there and knows how."""
-    if hub.offline or documents is not None:
+    if offline() or documents is not None:
         raise DataError(
             f"{uri} has no file that can be read directly, so it cannot be read offline or limited"
             " by documents; fetch it where there is network, or limit its tokens."
         )
-    stream = _load(choice.repo, uri.config, uri.split or "train")
+    stream = _load(repo, uri.config, uri.split or "train")
     names = stream.column_names or list(next(iter(stream), {}))
-    options = replace(options, stream=False)
     layout = detect_columns(str(uri), [names], 0, options)
     if layout is None:
         raise DataError(f"{uri} has no rows.")
@@ -618,7 +531,7 @@ def library_source(
     check_columns(str(uri), [names], wanted, "a filter")
     shards = int(getattr(stream, "num_shards", 1))
     split = uri.split or "train"
-    return LibrarySource(name, choice.repo, uri.config, split, shards, layout, options)
+    return LibrarySource(name, repo, uri.config, split, shards, layout, options)
 
 
 def _load(repo: Repo, config: str, split: str) -> Any:
@@ -636,9 +549,5 @@ def _load(repo: Repo, config: str, split: str) -> Any:
     except Exception as error:  # a loader may raise anything
         raise DataError(
             f"{repo.name} cannot be read, neither directly nor by the datasets library"
-            f" ({_brief(error)})."
+            f" ({brief(error)})."
         ) from None
-
-
-def _brief(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")

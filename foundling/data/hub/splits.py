@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from foundling.config.errors import DataError
-from foundling.data.hub.download import Hub, RemoteFile, Repo, fetch
+from foundling.data.hub.download import NotThere, RemoteFile, Repo, fetch, offline, pin
 from foundling.data.hub.recipes import HubUri
 
 CONVERTED = "refs/convert/parquet"
@@ -31,49 +31,47 @@ Patterns = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """The files that were asked for, and what they are called there."""
+    """The files that were asked for, and the commit they are of."""
 
     repo: Repo
     files: tuple[RemoteFile, ...]
-    config: str
-    split: str
 
 
-def choose(hub: Hub, uri: HubUri, readable: Readable) -> SplitFiles:
+def choose(uri: HubUri, readable: Readable) -> SplitFiles:
     """The files that `uri` means; `readable` says by its name whether a file is data to us.
 
     No file at all is an answer too: then only the datasets library may know how to read it.
     """
-    repo = hub.pin(uri)
+    repo = pin(uri)
     if uri.path:
-        files = tuple(_matching(hub, repo, [uri.path], readable))
+        files = tuple(_matching(repo, [uri.path], readable))
         if not files:
-            raise DataError(f"{uri} matches no file that can be read; see {hub.page(repo)}/tree.")
-        return SplitFiles(repo, files, "", "")
-    configs, default = _readme_configs(hub, uri, repo)
+            raise DataError(f"{uri} matches no file that can be read; see {repo.page}/tree.")
+        return SplitFiles(repo, files)
+    configs, default = _readme_configs(uri, repo)
     if configs:
         config = _pick_config(uri, list(configs), default)
         split = _pick_split(uri, list(configs[config]))
-        files = tuple(_matching(hub, repo, configs[config][split], readable))
-        choice = SplitFiles(repo, files, config, split)
+        found = _matching(repo, configs[config][split], readable)
     else:
-        choice = _by_names(uri, repo, [f for f in hub.tree(repo) if readable(f.path)])
-    return choice if choice.files else _converted(hub, uri, choice)
+        found = _by_names(uri, [file for file in repo.tree() if readable(file.path)])
+    choice = SplitFiles(repo, tuple(found))
+    return choice if found else _converted(uri, choice)
 
 
-def _readme_configs(hub: Hub, uri: HubUri, repo: Repo) -> tuple[dict[str, Patterns], str]:
+def _readme_configs(uri: HubUri, repo: Repo) -> tuple[dict[str, Patterns], str]:
     """Configs of the README's yaml head: name to patterns by split, and which is the default."""
-    readme = [f for f in hub.tree(repo, recursive=False) if f.path == "README.md"]
+    from huggingface_hub import metadata_load
+
+    readme = [f for f in repo.tree(recursive=False) if f.path == "README.md"]
     if not readme:
         return {}, ""
-    path = fetch(hub, repo, readme[0], remedy=f"foundling fetch {uri}")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    head = re.match(r"\s*---\s*\n(.*?)\n---\s*(?:\n|$)", text, re.DOTALL)
+    path = fetch(repo, readme[0], remedy=f"foundling fetch {uri}")
     try:
-        card = yaml.safe_load(head[1]) if head else None
-    except yaml.YAMLError:
-        return {}, ""
-    entries = card.get("configs") if isinstance(card, dict) else None
+        card = metadata_load(path)
+    except (yaml.YAMLError, ValueError):
+        card = None
+    entries = (card or {}).get("configs")
     found: dict[str, Patterns] = {}
     default = "default"
     for entry in entries if isinstance(entries, list) else []:
@@ -131,17 +129,19 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:12]) + (f" and {len(listed) - 12} more" if len(listed) > 12 else "")
 
 
-def _matching(
-    hub: Hub, repo: Repo, patterns: Sequence[str], readable: Readable
-) -> list[RemoteFile]:
+def _matching(repo: Repo, patterns: Sequence[str], readable: Readable) -> list[RemoteFile]:
     """Files of the patterns in their order, each once; only the folders they name are listed."""
+    from fsspec.utils import glob_translate
+
     found: dict[str, RemoteFile] = {}
     for pattern in patterns:
-        folder = _fixed_folder(pattern)
-        match = glob_pattern(pattern)
+        try:
+            match = re.compile(glob_translate(pattern))
+        except ValueError as error:
+            raise DataError(f"{pattern} is no pattern of files of {repo.name}: {error}.") from None
         inside = pattern.rstrip("/") + "/"
-        for file in hub.tree(repo, folder):
-            wanted = match.fullmatch(file.path) or file.path.startswith(inside)
+        for file in repo.tree(_fixed_folder(pattern)):
+            wanted = match.match(file.path) or file.path.startswith(inside)
             if wanted and readable(file.path):
                 found.setdefault(file.path, file)
     return list(found.values())
@@ -150,34 +150,17 @@ def _matching(
 def _fixed_folder(pattern: str) -> str:
     """The folders of a pattern before its first wildcard."""
     words = pattern.split("/")
-    fixed = next((i for i, word in enumerate(words) if re.search(r"[*?\[{]", word)), None)
+    fixed = next((i for i, word in enumerate(words) if re.search(r"[*?\[]", word)), None)
     return "/".join(words[: len(words) - 1 if fixed is None else fixed])
 
 
-def glob_pattern(pattern: str) -> re.Pattern[str]:
-    """A pattern as the hub writes it: * within a folder, ** across folders, [..] and {a,b}."""
-    pieces = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")"}
-    text, braces = "", 0
-    for word in re.findall(r"\*\*/|\*\*|\[[^\]]+\]|.", pattern, re.DOTALL):
-        braces += {"{": 1, "}": -1}.get(word, 0)
-        if word in pieces:
-            text += pieces[word]
-        elif word == "," and braces:
-            text += "|"
-        elif word.startswith("[") and len(word) > 2:
-            text += word.replace("[!", "[^", 1)
-        else:
-            text += re.escape(word)
-    return re.compile(text)
-
-
-def _by_names(uri: HubUri, repo: Repo, files: Sequence[RemoteFile]) -> SplitFiles:
+def _by_names(uri: HubUri, files: list[RemoteFile]) -> list[RemoteFile]:
     """Split by the names of files and folders; a config is a folder at the top or in data/."""
     if uri.config:
         roots = (f"{uri.config}/", f"data/{uri.config}/")
         files = [file for file in files if file.path.startswith(roots)]
     if not files:
-        return SplitFiles(repo, (), uri.config, uri.split)
+        return []
     splits: dict[str, list[RemoteFile]] = {}
     for name_of in (_sharded_split, _folder_split, _file_split):
         splits = {}
@@ -186,9 +169,8 @@ def _by_names(uri: HubUri, repo: Repo, files: Sequence[RemoteFile]) -> SplitFile
                 splits.setdefault(name, []).append(file)
         if splits:
             break
-    splits = splits or {"train": list(files)}
-    split = _pick_split(uri, list(splits))
-    return SplitFiles(repo, tuple(splits[split]), uri.config, split)
+    splits = splits or {"train": files}
+    return splits[_pick_split(uri, list(splits))]
 
 
 def _sharded_split(path: str) -> str | None:
@@ -209,22 +191,20 @@ def _word_split(text: str) -> str | None:
     return next((s for s, known in _SPLITS.items() if any(w in known for w in words)), None)
 
 
-def _converted(hub: Hub, uri: HubUri, instead_of: SplitFiles) -> SplitFiles:
+def _converted(uri: HubUri, instead_of: SplitFiles) -> SplitFiles:
     """The hub's own Parquet copy, CONFIG/SPLIT/0000.parquet; one that is only a part is no copy."""
     if uri.revision:  # the copy is of main, and something else was asked for
         return instead_of
-    from foundling.data.hub.download import NotThere
-
     try:
-        repo = hub.pin(replace(uri, revision=CONVERTED))
+        repo = pin(replace(uri, revision=CONVERTED))
     except NotThere:
         return instead_of
     except DataError:
-        if hub.offline:
+        if offline():
             return instead_of
         raise
     configs: dict[str, dict[str, list[RemoteFile]]] = {}
-    for file in hub.tree(repo):
+    for file in repo.tree():
         config, _, rest = file.path.partition("/")
         split, _, name = rest.partition("/")
         if name.endswith(".parquet") and not split.startswith("partial-"):
@@ -233,4 +213,4 @@ def _converted(hub: Hub, uri: HubUri, instead_of: SplitFiles) -> SplitFiles:
         return instead_of
     config = _pick_config(uri, list(configs))
     split = _pick_split(uri, list(configs[config]))
-    return SplitFiles(repo, tuple(configs[config][split]), config, split)
+    return SplitFiles(repo, tuple(configs[config][split]))

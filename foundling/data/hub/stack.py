@@ -17,19 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from foundling.config.errors import DataError
 from foundling.data.hub.download import (
-    Hub,
-    Interrupted,
-    Patience,
     RemoteFile,
     Repo,
     ask,
-    check,
     fetch,
     insist,
+    network_errors,
+    offline,
+    status_of,
 )
-from foundling.data.readers.columns import ColumnMapping, Filter, lookup, parse_filters
+from foundling.data.readers.columns import ColumnMapping, lookup, parse_filters
+from foundling.data.readers.files import whole_rows
 from foundling.data.readers.row_builder import Bad, RowBuilder
 from foundling.data.readers.source import FILTERED, Kind, ReadOptions, Row
 
@@ -37,6 +40,7 @@ PIECE_ROWS = 256
 MISSING = "missing"
 """Tally: files that the archive does not have."""
 _BATCH_CHARS = 1 << 24
+_KEPT = pa.schema([(name, pa.large_string()) for name in ("where", "content", "problem")])
 _DOCUMENT = ColumnMapping("text", ("content",))
 
 
@@ -46,7 +50,6 @@ class StackSource:
 
     name: str
     spec: str
-    hub: Hub
     repo: Repo
     files: tuple[RemoteFile, ...]
     options: ReadOptions
@@ -57,10 +60,8 @@ class StackSource:
         """Documents."""
         return "text"
 
-    @property
-    def draws(self) -> bool:
-        """No: equal files are copies."""
-        return False
+    draws = False
+    """Equal files are copies."""
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -81,11 +82,17 @@ class StackSource:
         """A file of ids, open."""
         file = self.files[number]
         remedy = f"foundling fetch {self.spec} --shards {number + 1}"
-        return _parquet(fetch(self.hub, self.repo, file, remedy=remedy), file)
+        try:
+            table = pq.ParquetFile(fetch(self.repo, file, remedy=remedy))
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{file.path} cannot be read as Parquet ({reason}).") from None
+        if not {"files", "blob_id"} & set(table.schema_arrow.names):
+            raise DataError(f"{file.path} holds no ids: neither `files` nor `blob_id` is a column.")
+        return table
 
     def __iter__(self) -> Iterator[Row]:
-        for piece in self.pieces():
-            yield from piece.rows()
+        return whole_rows(self.pieces(), self.options)
 
 
 @dataclass(frozen=True)
@@ -124,25 +131,21 @@ class StackPiece:
                 yield row
 
     def _contents(self, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
-        kept = self._kept()
-        if self.source.stream:
+        source = self.source
+        if source.stream:
             yield from self._fetched(tally)
             return
+        # Filters are part of what is kept.
+        text = json.dumps([source.files[self.number].checksum, list(source.options.where)])
+        folder = hashlib.sha256(text.encode()).hexdigest()[:32]
+        kept = source.repo.home / "foundling" / "blobs" / folder / f"{self.first:09d}.parquet"
         if not kept.is_file():
             self._keep(kept)
         yield from _read(kept, tally)
 
-    def _kept(self) -> Path:
-        """Where this piece's files are kept; filters are part of what they are."""
-        source = self.source
-        text = json.dumps([source.files[self.number].checksum, list(source.options.where)])
-        folder = hashlib.sha256(text.encode()).hexdigest()[:32]
-        home = source.hub.home(source.repo) / "foundling" / "blobs" / folder
-        return home / f"{self.first:09d}.parquet"
-
     def _fetched(self, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
         """Contents from the archive, in order; what it does not have is counted."""
-        blobs = Blobs(self.source.hub.patience)
+        blobs = Blobs()
         wanted = self._wanted(tally)
         for (where, _), content in in_order(lambda item: blobs.text(item[1]), wanted, PARALLEL):
             if content is None:
@@ -158,7 +161,7 @@ class StackPiece:
             parts = value.pop("files", None)
             for number, part in enumerate([value] if parts is None else parts):
                 whole = part if parts is None else {**value, **part}
-                if _passes(whole, filters):
+                if all(filter.holds(lookup(whole, filter.column)) for filter in filters):
                     yield f"{file.path}:{row}:{number}", whole
                 else:
                     tally[FILTERED] += 1
@@ -169,7 +172,7 @@ class StackPiece:
         import pyarrow.parquet as pq
 
         source = self.source
-        if source.hub.offline:
+        if offline():
             where = "".join(f" --where '{text}'" for text in source.options.where)
             raise DataError(
                 f"the files of {self.name} of {source.repo.name} are not here and HF_HUB_OFFLINE is"
@@ -182,20 +185,14 @@ class StackPiece:
         try:
             # Checksums in every page: damage on this disk is noticed when it is read.
             with pq.ParquetWriter(
-                temporary, _schema(), compression="zstd", write_page_checksum=True
+                temporary, _KEPT, compression="zstd", write_page_checksum=True
             ) as writer:
                 for part in _batches(self._fetched(tally)):
-                    writer.write_table(pa.Table.from_pylist(part, schema=_schema()))
+                    writer.write_table(pa.Table.from_pylist(part, schema=_KEPT))
                 writer.add_key_value_metadata({"tally": json.dumps(tally)})
             os.replace(temporary, kept)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _schema() -> Any:
-    import pyarrow as pa
-
-    return pa.schema([(name, pa.large_string()) for name in ("where", "content", "problem")])
 
 
 def _batches(contents: Iterable[tuple[str, str | Bad]]) -> Iterator[list[dict[str, str | None]]]:
@@ -215,9 +212,6 @@ def _batches(contents: Iterable[tuple[str, str | Bad]]) -> Iterator[list[dict[st
 
 
 def _read(kept: Path, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         table = pq.ParquetFile(kept, page_checksum_verification=True)
         tally.update(json.loads(table.metadata.metadata[b"tally"]))
@@ -230,40 +224,19 @@ def _read(kept: Path, tally: Counter[str]) -> Iterator[tuple[str, str | Bad]]:
         raise DataError(f"{kept} is damaged ({reason}); remove it and try again.") from None
 
 
-def _passes(value: Mapping[str, Any], filters: tuple[Filter, ...]) -> bool:
-    return all(filter.holds(lookup(value, filter.column)) for filter in filters)
-
-
-def _parquet(path: Path, file: RemoteFile) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(path)
-    except pa.ArrowException as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{file.path} cannot be read as Parquet ({reason}).") from None
-    names = set(table.schema_arrow.names)
-    if not names & {"files", "blob_id"}:
-        raise DataError(f"{file.path} holds no ids: neither `files` nor `blob_id` is a column.")
-    return table
-
-
 def _rows(table: Any, first: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows first to stop with their numbers, reading only the row groups they are in."""
-    begin = 0
+    number = 0
     for group in range(table.metadata.num_row_groups):
-        end = begin + table.metadata.row_group(group).num_rows
-        if begin < stop and first < end:
-            number = begin
-            for batch in table.iter_batches(batch_size=64, row_groups=[group]):
-                here = range(number, number + batch.num_rows)
-                if here.start < stop and first < here.stop:
-                    wanted = [n for n in here if first <= n < stop]
-                    part = batch.slice(wanted[0] - number, len(wanted)).to_pylist()
-                    yield from zip(wanted, part, strict=True)
-                number += batch.num_rows
-        begin = end
+        rows = table.metadata.row_group(group).num_rows
+        if number >= stop or number + rows <= first:
+            number += rows
+            continue
+        for batch in table.iter_batches(batch_size=64, row_groups=[group]):
+            low, high = max(first - number, 0), min(stop - number, batch.num_rows)
+            if low < high:
+                yield from enumerate(batch.slice(low, high - low).to_pylist(), number + low)
+            number += batch.num_rows
 
 
 # Files of Software Heritage's archive by their id: fetched many at a time, unpacked, decoded.
@@ -293,9 +266,8 @@ def archive_url() -> str:
 class Blobs:
     """Contents by id; None for one that the archive does not have."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self) -> None:
         self.url = archive_url()
-        self.patience = patience
         self._good = self._refused = 0
 
     def text(self, file: Mapping[str, Any]) -> str | Bad | None:
@@ -313,42 +285,38 @@ class Blobs:
             return Bad(f"not {str(encoding)[:20]}", content[:100].decode("ascii", "replace"))
 
     def _content(self, blob: str) -> bytes | Bad | None:
-        damaged = 0
+        damaged = False
 
         def attempt() -> bytes | Bad | None:
             nonlocal damaged
             packed = self._packed(blob)
-            if packed is None:
-                return None
             try:
-                return unpacked(packed)
+                return None if packed is None else unpacked(packed)
             except (zlib.error, EOFError):
-                damaged += 1
-                if damaged > 1:  # twice the same: it lies there like that
+                if damaged:  # twice the same: it lies there like that
                     return Bad("damaged in the archive", blob)
-                raise Interrupted("a damaged body") from None
+                damaged = True
+                raise OSError("a damaged body") from None
 
-        return insist(attempt, what=f"blob {blob}", page=self.url, patience=self.patience)
+        return insist(attempt, f"blob {blob}", self.url)
 
     def _packed(self, blob: str) -> bytes | None:
-        with ask(f"{self.url}/{blob}", {}) as response:
-            return self._answered(response)
-
-    def _answered(self, response: Any) -> bytes | None:
-        if response.status_code == 404:
-            return None
-        if response.status_code == 403:
-            # How a bucket that may not be listed says that a file is not there.
-            self._refused += 1
+        try:
+            with ask(f"{self.url}/{blob}") as response:
+                packed = bytes(response.read())
+        except network_errors() as error:
+            if status_of(error) not in (403, 404):
+                raise
+            # 403 is how a bucket that may not be listed says that a file is not there.
+            self._refused += status_of(error) == 403
             if self._refused >= _DOUBT and not self._good:
                 raise DataError(
                     f"{self.url} refuses every blob (403); ask Software Heritage for access, or set"
                     " AWS_ENDPOINT_URL_S3 to a mirror that has them."
-                )
+                ) from None
             return None
-        check(response)
         self._good += 1
-        return bytes(response.read())
+        return packed
 
 
 def unpacked(packed: bytes) -> bytes | Bad:

@@ -128,20 +128,21 @@ def _parquet(file: File) -> Iterator[Any]:
 @contextmanager
 def _arrow(file: File) -> Iterator[Any]:
     """A reader of the file format or of the stream format; the first bytes tell."""
+    path = file.local
     with file.open() as stream:
         is_file = stream.read(6) == b"ARROW1"
-    path = file.local
-    read = pa.ipc.open_file if is_file else pa.ipc.open_stream
-    with (
-        pa.memory_map(path) if path is not None else pa.PythonFile(file.open(), "r") as source,
-        read(source) as reader,
-    ):
-        try:
-            yield reader
-        except pa.ArrowException as error:
-            if is_file or isinstance(error, OSError):
-                raise
-            raise broken(error, source) from None
+        stream.seek(0)
+        read = pa.ipc.open_file if is_file else pa.ipc.open_stream
+        with (
+            pa.memory_map(path) if path is not None else pa.PythonFile(stream, "r") as source,
+            read(source) as reader,
+        ):
+            try:
+                yield reader
+            except pa.ArrowException as error:
+                if is_file or isinstance(error, OSError):
+                    raise
+                raise broken(error, source) from None
 
 
 def _slices(reader: Any) -> Iterator[tuple[Any, int]]:

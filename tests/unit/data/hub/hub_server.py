@@ -7,6 +7,7 @@ that ends early, a range that is ignored.
 """
 
 import hashlib
+import io
 import json
 import socket
 import struct
@@ -17,6 +18,16 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+def parquet(rows: list[dict[str, Any]], group: int = 100) -> bytes:
+    """Rows as a file, `group` of them in each group of rows."""
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), out, row_group_size=group)
+    return out.getvalue()
 
 
 def git_sha1(data: bytes) -> str:
@@ -90,7 +101,10 @@ class HubServer:
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._servers = [_serve(self, "hub"), _serve(self, "cdn")]
-        self.url, self.cdn = (f"http://127.0.0.1:{s.server_port}" for s in self._servers)
+        hub, cdn = self._servers
+        self.url = f"http://127.0.0.1:{hub.server_port}"
+        # Another name, because the library sends its token on to other ports of the same host.
+        self.cdn = f"http://localhost:{cdn.server_port}"
 
     def add(
         self,

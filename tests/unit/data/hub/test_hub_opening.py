@@ -6,18 +6,13 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hub_server import HubServer
+from hub_server import HubServer, parquet
 
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError, DataError
-from foundling.data.hub.download import Hub, Patience
 from foundling.data.hub.opening import (
     fetch_ahead,
     fetch_blobs,
@@ -31,29 +26,10 @@ SHUFFLED = "karpathy/fineweb-edu-100b-shuffle"
 
 
 @pytest.fixture
-def server() -> Iterator[HubServer]:
-    server = HubServer(page_size=50)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def hub(server: HubServer, tmp_path: Path) -> Hub:
-    patience = Patience(tries=3, first_wait_s=0.01)
-    return Hub(endpoint=server.url, cache=str(tmp_path / "cache"), patience=patience)
-
-
-@pytest.fixture
 def shards(server: HubServer) -> dict[str, bytes]:
     files = {f"shard_{n:05d}.parquet": parquet([{"text": f"page {n}"}] * 50) for n in range(5)}
     server.add(f"datasets/{SHUFFLED}", {"README.md": b"# Shuffled", **files})
     return files
-
-
-def parquet(rows: list[dict[str, Any]]) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), out)
-    return out.getvalue()
 
 
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +74,9 @@ def test_fetched_by_a_command_and_read_without_network(
     assert "2 of 5 files" in out
     assert "about 112M tokens" in out
     assert "ODC-By" in out
-    assert error == "", "a cut that was mended needs no words"
+    # A verb that takes long says so, by the machine.
+    words = [line for line in error.splitlines() if not line.startswith("fetch: download")]
+    assert words == [], "a cut that was mended needs no words"
     names = sorted(path.name for path in (tmp_path / "hub").rglob("*.parquet"))
     assert names == ["shard_00000.parquet", "shard_00001.parquet"]
 
@@ -124,12 +102,12 @@ def test_nothing_fetched_and_no_network_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_offline_reads_what_was_fetched(
-    hub: Hub, server: HubServer, shards: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    server: HubServer, shards: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch_ahead(plan_fetch("fineweb-edu-100b", shards=1, hub=hub))
-    online = open_remote("fineweb-edu-100b", ReadOptions(), hub=hub)
+    fetch_ahead(plan_fetch("fineweb-edu-100b", shards=1))
+    online = open_remote("fineweb-edu-100b", ReadOptions())
     offline(monkeypatch)
-    source = open_remote("fineweb-edu-100b", ReadOptions(), hub=hub)
+    source = open_remote("fineweb-edu-100b", ReadOptions())
     assert source.recipe == online.recipe
     piece = next(iter(source.pieces()))
     assert [row.text for row in piece.rows()] == ["page 0"] * 50
@@ -138,34 +116,32 @@ def test_offline_reads_what_was_fetched(
     with pytest.raises(DataError, match="--shards 4"):
         list(later[3].rows())
     with pytest.raises(DataError, match="leave --stream out"):
-        list(open_remote("fineweb-edu-100b", ReadOptions(stream=True), hub=hub))
-    plan = plan_fetch("fineweb-edu-100b", hub=hub)
-    blob = hub.home(plan.repo) / "blobs" / plan.files[0].checksum
+        list(open_remote("fineweb-edu-100b", ReadOptions(stream=True)))
+    plan = plan_fetch("fineweb-edu-100b")
+    blob = plan.repo.home / "blobs" / plan.files[0].checksum
     blob.write_bytes(blob.read_bytes()[::-1])
     with pytest.raises(DataError, match=r"is damaged in .* run `foundling fetch"):
         list(piece.rows())
 
 
-def test_a_plan_counts_files_bytes_and_tokens(
-    hub: Hub, server: HubServer, shards: dict[str, bytes]
-) -> None:
-    plan = plan_fetch("fineweb-edu-100b", hub=hub)
+def test_a_plan_counts_files_bytes_and_tokens(server: HubServer, shards: dict[str, bytes]) -> None:
+    plan = plan_fetch("fineweb-edu-100b")
     assert (len(plan.files), plan.of) == (5, 5)
     assert plan.size == sum(map(len, shards.values()))
     assert plan.tokens == 5 * 56e6
-    assert len(plan_fetch("fineweb-edu-100b", tokens=1, hub=hub).files) == 1
-    assert len(plan_fetch("fineweb-edu-100b", tokens=10**9, hub=hub).files) == 5
-    other = plan_fetch(f"hf://datasets/{SHUFFLED}", shards=2, hub=hub)
+    assert len(plan_fetch("fineweb-edu-100b", tokens=1).files) == 1
+    assert len(plan_fetch("fineweb-edu-100b", tokens=10**9).files) == 5
+    other = plan_fetch(f"hf://datasets/{SHUFFLED}", shards=2)
     assert other.tokens == pytest.approx(other.size / 2.4)
     for words, said in (({"shards": 6}, "has 5 files"), ({"shards": 1, "tokens": 1}, "exclude")):
         with pytest.raises((DataError, ConfigError), match=said):
-            plan_fetch("fineweb-edu-100b", **words, hub=hub)
+            plan_fetch("fineweb-edu-100b", **words)
     with pytest.raises(DataError, match="neither a recipe nor hf://"):
-        plan_fetch("./files", hub=hub)
+        plan_fetch("./files")
 
 
 def test_blobs_are_fetched_ahead_until_there_are_enough(
-    hub: Hub, server: HubServer, monkeypatch: pytest.MonkeyPatch
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import gzip
 
@@ -177,7 +153,7 @@ def test_blobs_are_fetched_ahead_until_there_are_enough(
         server.plain[f"softwareheritage/content/{file['blob_id']}"] = blob
     repo = "datasets/bigcode/the-stack-v2-train-smol-ids"
     server.add(repo, {"data/train.parquet": parquet(files)})
-    plan = plan_fetch("stack-v2", tokens=1200, hub=hub)
+    plan = plan_fetch("stack-v2", tokens=1200)
     fetch_ahead(plan)
     told: list[str] = []
     tokens = fetch_blobs(plan, lambda name, documents, so_far: told.append(name))
@@ -187,21 +163,21 @@ def test_blobs_are_fetched_ahead_until_there_are_enough(
     fetch_blobs(plan, lambda name, documents, so_far: None, ("path=8.c",))
     assert len(server.asked("/content/")) == 5, "filtered before it is fetched"
     offline(monkeypatch)
-    pieces = iter(open_remote("stack-v2", ReadOptions(), hub=hub).pieces())
+    pieces = iter(open_remote("stack-v2", ReadOptions()).pieces())
     assert [len(list(next(pieces).rows())) for _ in range(2)] == [2, 2]
     with pytest.raises(DataError, match=r"rows 4..5 .* run `foundling fetch stack-v2`"):
         list(next(pieces).rows())
-    filtered = open_remote("stack-v2", ReadOptions(where=("path=8.c",)), hub=hub)
+    filtered = open_remote("stack-v2", ReadOptions(where=("path=8.c",)))
     assert [row.text for row in filtered] == ["int main8.c;" * 100]
-    other = open_remote("stack-v2", ReadOptions(where=("path~c$",)), hub=hub)
+    other = open_remote("stack-v2", ReadOptions(where=("path~c$",)))
     with pytest.raises(DataError, match=r"fetch stack-v2 --where 'path~c\$'` where"):
         list(other)
     with pytest.raises(ConfigError, match="have no effect"):
-        open_remote("stack-v2", ReadOptions(text="path"), hub=hub)
+        open_remote("stack-v2", ReadOptions(text="path"))
 
 
 def test_a_tokenizer_is_fetched(
-    hub: Hub, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {
         "tokenizer.json": b'{"a": 1}' * 500,
@@ -210,7 +186,7 @@ def test_a_tokenizer_is_fetched(
     }
     weights = {"model.safetensors": b"0" * 5000, "original/tokenizer.model": b"sp" * 900}
     server.add("models/someone/small", {**files, **weights})
-    folder, names = fetch_tokenizer("hf://someone/small", tmp_path / "out", hub)
+    folder, names = fetch_tokenizer("hf://someone/small", tmp_path / "out")
     assert sorted(names) == [
         "merges.txt",
         "tokenizer.json",
@@ -222,13 +198,12 @@ def test_a_tokenizer_is_fetched(
         "tokenizer.model": b"sp" * 900,
     }
     assert not [r for r in server.requests if "safetensors" in r.path]
-    kept, _ = fetch_tokenizer("hf://someone/small", None, hub)
+    kept, _ = fetch_tokenizer("hf://someone/small", None)
     assert (kept / "tokenizer.json").read_bytes() == files["tokenizer.json"]
-    fetch_tokenizer("hf://someone/small", tmp_path / "out", hub)
+    fetch_tokenizer("hf://someone/small", tmp_path / "out")
     (tmp_path / "out" / "merges.txt").write_bytes(b"y")
     with pytest.raises(DataError, match=r"merges\.txt is there already and differs"):
-        fetch_tokenizer("hf://someone/small", tmp_path / "out", hub)
-    monkeypatch.setattr("foundling.data.hub.opening.Hub", lambda: hub)
+        fetch_tokenizer("hf://someone/small", tmp_path / "out")
     run_verb(["fetch", "hf://someone/small", "-o", str(tmp_path / "by-name")])
     assert (tmp_path / "by-name" / "tokenizer.json").read_bytes() == files["tokenizer.json"]
     for words, told in (
@@ -239,12 +214,12 @@ def test_a_tokenizer_is_fetched(
             run_verb(["fetch", *words])
     server.add("models/someone/none", {"config.json": b"{}"})
     with pytest.raises(DataError, match="holds no tokenizer"):
-        fetch_tokenizer("hf://someone/none", None, hub)
+        fetch_tokenizer("hf://someone/none", None)
     with pytest.raises(DataError, match="is a data set"):
-        fetch_tokenizer("hf://datasets/someone/none", None, hub)
+        fetch_tokenizer("hf://datasets/someone/none", None)
     for wrong in ("someone/small", "hf://small"):
         with pytest.raises(DataError, match="no model of a hub; write hf://OWNER/NAME"):
-            fetch_tokenizer(wrong, None, hub)
+            fetch_tokenizer(wrong, None)
 
 
 def test_the_verbs_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,9 +257,9 @@ def test_what_only_the_library_reads_is_streamed_by_it(server: HubServer, tmp_pa
 
 
 def test_without_the_library_the_extra_is_named(
-    hub: Hub, server: HubServer, monkeypatch: pytest.MonkeyPatch
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     server.add("datasets/someone/odd", {"data.zip": b"zip"})
     with pytest.raises(DataError, match=r"pip install 'foundling\[datasets\]'"):
-        open_remote("hf://datasets/someone/odd", ReadOptions(), hub=hub)
+        open_remote("hf://datasets/someone/odd", ReadOptions())

@@ -2,46 +2,21 @@
 
 import gzip
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hub_server import HubServer
+from hub_server import HubServer, parquet
 
 from foundling.config.errors import DataError
-from foundling.data.hub.download import Hub, Patience, forget
 from foundling.data.hub.opening import open_remote
 from foundling.data.hub.recipes import MIXTURES, RECIPES, merged, mixture_text, parse_uri, recipe_of
 from foundling.data.hub.stack import MISSING, in_order
 from foundling.data.readers.source import ReadOptions
 
 TALK = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
-
-
-@pytest.fixture
-def server() -> Iterator[HubServer]:
-    server = HubServer(page_size=50)
-    yield server
-    server.close()
-    forget()
-
-
-@pytest.fixture
-def hub(server: HubServer, tmp_path: Path) -> Hub:
-    patience = Patience(tries=3, first_wait_s=0.01)
-    return Hub(endpoint=server.url, cache=str(tmp_path / "cache"), patience=patience)
-
-
-def parquet(rows: list[dict[str, Any]]) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), out)
-    return out.getvalue()
 
 
 def configs(**patterns: str) -> bytes:
@@ -136,12 +111,12 @@ def zyda(part: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - {"stack-v2"}))
-def test_a_recipe_reads_its_repository(server: HubServer, hub: Hub, name: str) -> None:
+def test_a_recipe_reads_its_repository(server: HubServer, name: str) -> None:
     recipe = RECIPES[name]
     repo, files = REPOS[name]
     assert parse_uri(recipe.uri).repo == repo
     server.add(f"datasets/{repo}", files or zyda(parse_uri(recipe.uri).config))
-    source = open_remote(name, ReadOptions(), hub=hub)
+    source = open_remote(name, ReadOptions())
     assert source.name == name
     assert source.kind == recipe.kind
     rows = list(source)
@@ -176,19 +151,19 @@ def test_what_the_user_says_goes_before_the_recipe() -> None:
 
 
 def test_a_gated_data_set_says_what_to_do(
-    server: HubServer, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.add("datasets/GAIR/lima", REPOS["lima"][1], token="hf_right")
     page = f"{server.url}/datasets/GAIR/lima"
     for token in ("", "hf_wrong"):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(DataError, match="gated") as caught:
-            list(open_remote("lima", ReadOptions(), hub=hub))
+            list(open_remote("lima", ReadOptions()))
         assert "HF_TOKEN" in str(caught.value)
         assert page in str(caught.value)
         assert "\n" not in str(caught.value)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
-    assert len(list(open_remote("lima", ReadOptions(), hub=hub))) == 1
+    assert len(list(open_remote("lima", ReadOptions()))) == 1
 
 
 def test_mixtures_name_recipes_and_add_up() -> None:
@@ -231,9 +206,9 @@ def archive(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_blobs_become_documents(
-    server: HubServer, hub: Hub, archive: list[dict[str, Any]], stream: bool
+    server: HubServer, archive: list[dict[str, Any]], stream: bool
 ) -> None:
-    source = open_remote("stack-v2", ReadOptions(stream=stream), hub=hub)
+    source = open_remote("stack-v2", ReadOptions(stream=stream))
     tally: Counter[str] = Counter()
     (piece,) = source.pieces()
     rows = list(piece.rows(tally))
@@ -252,29 +227,29 @@ def test_blobs_become_documents(
 
 
 def test_filters_look_at_the_ids_before_a_blob_is_fetched(
-    server: HubServer, hub: Hub, archive: list[dict[str, Any]]
+    server: HubServer, archive: list[dict[str, Any]]
 ) -> None:
-    source = open_remote("stack-v2", ReadOptions(where=("language=C",)), hub=hub)
+    source = open_remote("stack-v2", ReadOptions(where=("language=C",)))
     rows = list(source)
     assert [row.text for row in rows if row.problem is None] == [list(CODE)[2]]
     assert len(server.asked("/content/")) == 2
 
 
 def test_a_blob_that_fails_is_tried_again_and_never_taken_for_missing(
-    server: HubServer, hub: Hub, archive: list[dict[str, Any]]
+    server: HubServer, archive: list[dict[str, Any]]
 ) -> None:
     server.plant("/content/", "status", status=503)
     server.plant("/content/", "cut")
     server.plant("/content/", "corrupt", at=0.9)
-    rows = list(open_remote("stack-v2", ReadOptions(stream=True), hub=hub))
+    rows = list(open_remote("stack-v2", ReadOptions(stream=True)))
     assert [row.text for row in rows if row.problem is None] == list(CODE)
     server.plant("/content/", "status", status=500, times=100)
     with pytest.raises(DataError, match="in 3 tries"):
-        list(open_remote("stack-v2", ReadOptions(stream=True), hub=hub))
+        list(open_remote("stack-v2", ReadOptions(stream=True)))
 
 
 def test_an_archive_that_refuses_everything_is_not_an_empty_one(
-    server: HubServer, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
     files = [{"blob_id": f"{n:040d}", "src_encoding": "UTF-8"} for n in range(50)]
@@ -284,11 +259,11 @@ def test_an_archive_that_refuses_everything_is_not_an_empty_one(
     )
     server.plant("/content/", "status", status=403, times=1000)
     with pytest.raises(DataError, match=r"refuses every blob \(403\)"):
-        list(open_remote("stack-v2", ReadOptions(), hub=hub))
+        list(open_remote("stack-v2", ReadOptions()))
 
 
 def test_many_blobs_are_under_way_but_not_too_many(
-    server: HubServer, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
     monkeypatch.setattr("foundling.data.hub.stack.PARALLEL", 6)
@@ -300,7 +275,7 @@ def test_many_blobs_are_under_way_but_not_too_many(
         files.append({"blob_id": blob, "src_encoding": "UTF-8", "path": f"{number}.py"})
     server.add("datasets/bigcode/the-stack-v2-train-smol-ids", {"train.parquet": parquet(files)})
     server.slow = 0.02
-    rows = list(open_remote("stack-v2", ReadOptions(), hub=hub))
+    rows = list(open_remote("stack-v2", ReadOptions()))
     assert [row.text for row in rows] == [f"file {n}" for n in range(40)]
     assert 2 <= server.open_most <= 6
 
