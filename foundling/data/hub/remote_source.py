@@ -41,7 +41,7 @@ from foundling.data.readers.file_formats import TABLES, Form
 from foundling.data.readers.files import WHOLE, FilePiece, FileSource, RowRange, cuts, whole_rows
 from foundling.data.readers.parquet import Range
 from foundling.data.readers.row_builder import RowBuilder, template_fields
-from foundling.data.readers.source import Kind, ReadOptions, Row, Texts
+from foundling.data.readers.source import Kind, ReadOptions, Row
 
 # Sources whose files are elsewhere: looked into when opened, fetched when their rows are read.
 #
@@ -145,7 +145,7 @@ class _Looked:
 class RemotePiece(FilePiece):
     """Some rows of a file that is fetched when they are read, out of checked content."""
 
-    def lots(self, tally: Counter[str] | None = None) -> Iterator[Row | Texts]:
+    def rows(self, tally: Counter[str] | None = None) -> Iterator[Row]:
         """As of a file that is here."""
         # The cuts were found by looking from outside, without a checksum: see that they hold.
         if self.part not in (WHOLE, _ALL_ROWS) and self.part not in cuts(self.file, self.form):
@@ -153,7 +153,7 @@ class RemotePiece(FilePiece):
                 f"{self.file.name} is not cut where it seemed to be from outside; start the build"
                 " again."
             )
-        yield from super().lots(tally)
+        yield from super().rows(tally)
 
 
 @dataclass(frozen=True)
