@@ -145,7 +145,6 @@ def bench_ladder(
 ) -> Iterator[Climbed]:
     """Climb; a rung that fails says why and the next is tried. `most` bounds the batch."""
     from foundling.bench.batch_size import refuse_unknown
-    from foundling.config.load import dump_yaml
 
     refuse_unknown(only, range(1, len(LADDER) + 1))
     go = start or (lambda given: run_child(WORDS, limit_s=limit_s, stdin=given))
@@ -153,7 +152,7 @@ def bench_ladder(
         if only and number not in only:
             continue
         given = {
-            "config": dump_yaml(rung.config(config)),
+            "config": rung.config(config).model_dump_json(),
             "fused": rung.fused,
             "batch": min(rung.batch, most),
             "most": most,
