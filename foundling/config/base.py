@@ -22,7 +22,11 @@ class Section(BaseModel):
     string under a field is its help. A value that is none ends as one sentence (ConfigError)."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # where a field allows infinity, JSON brings it back
     )
     section_name: ClassVar[str] = ""
     """What the section is called in sentences and files."""

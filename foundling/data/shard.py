@@ -1,5 +1,6 @@
 """One shard: an Arrow IPC file with one row a document, and its checksums."""
 
+import hashlib
 import json
 import os
 import socket
@@ -8,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -56,13 +57,15 @@ class Shard:
         return len(self.tokens) - len(self)
 
 
-def write_arrow(path: Path, batch: pa.RecordBatch, *, durable: bool = True) -> None:
+def write_arrow(path: Path, batch: pa.RecordBatch, *, durable: bool = True) -> str:
     """Write one record batch under a temporary name and rename it; not `durable`, it may be torn
-    after a power cut."""
+    after a power cut. The sha256 of what was handed to the disk: read back, it would bless what a
+    bad disk has made of it."""
     temporary = path.with_name(f"{path.name}.tmp-{socket.gethostname()}-{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            with pa.ipc.new_file(file, batch.schema) as writer:
+            sink = _HashingFile(file)
+            with pa.ipc.new_file(pa.PythonFile(sink, "w"), batch.schema) as writer:
                 writer.write_batch(batch)
             if durable:
                 file.flush()
@@ -72,6 +75,29 @@ def write_arrow(path: Path, batch: pa.RecordBatch, *, durable: bool = True) -> N
         temporary.unlink(missing_ok=True)
     if durable:
         fsync_dir(path.parent)
+    return sink.digest.hexdigest()
+
+
+class _HashingFile:
+    """A file being written, and the sha256 of all that was."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """Left to who opened it."""
 
 
 def read_arrow(path: Path) -> pa.RecordBatch:
@@ -213,8 +239,7 @@ def _misfit(shard: Shard, batch: pa.RecordBatch) -> str | None:
 
 def write_shard(path: Path, shard: Shard) -> str:
     """Write a shard, whole or not at all; its sha256."""
-    write_arrow(path, shard_to_batch(shard))
-    return sha256_file(path)
+    return write_arrow(path, shard_to_batch(shard))
 
 
 def read_shard(path: Path) -> Shard:

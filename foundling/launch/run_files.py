@@ -21,7 +21,7 @@ from foundling.runtime.run_dir import RunDir
 #
 # rsync does it, and goes on where it was broken off. A checkpoint's manifest comes after its files,
 # so that a folder that has one is complete. At the end the checkpoints on this machine are compared
-# with their manifests, and after a push rsync compares both sides byte for byte. Rejected: scp,
+# with their manifests, and after a push rsync compares the checksums of both sides. Rejected: scp,
 # which verifies nothing.
 
 # What belongs to the other machine's processes, or is half written or half deleted there.
@@ -76,12 +76,12 @@ def pull(source: Remote, folder: Path) -> Path:
         raise RunError(f"{source} is not a run: there is no run.json, or no way to {source.host}.")
     _require_rsync(source.host)
     destination.mkdir(parents=True, exist_ok=True)
-    _rsync(f"{source}/", f"{destination}/")
+    _copy(f"{source}/", f"{destination}/")
     try:
         count = _verify_checkpoints(destination)
     except CheckpointError as error:
         warn(f"what differs from its manifest is copied again: {error}")
-        _rsync(f"{source}/", f"{destination}/", "--checksum")
+        _copy(f"{source}/", f"{destination}/", "--checksum")
         count = _verify_checkpoints(destination)
     say(f"{count} checkpoints verified in {destination}")
     return destination
@@ -96,7 +96,7 @@ def push(run: Path, target: Remote) -> Remote:
         said = " ".join(made.stderr.split()) or f"code {made.returncode}"
         raise RunError(f"{destination} cannot be made: {said}.")
     _require_rsync(target.host)
-    _rsync(f"{run}/", f"{destination}/")
+    _copy(f"{run}/", f"{destination}/")
     try:
         count = _verify_checkpoints(run)
     except CheckpointError as error:
@@ -106,10 +106,11 @@ def push(run: Path, target: Remote) -> Remote:
         ) from None
     if (run / "checkpoints").is_dir():
         sides = (f"{run}/checkpoints/", f"{destination}/checkpoints/")
-        _rsync(*sides, "--checksum")
-        # --existing: a live run may have saved again since.
-        listed = _rsync(*sides, "--checksum", "--existing", "--dry-run", "--itemize-changes")
-        if wrong := [line.split(maxsplit=1)[1] for line in listed if line.startswith("<f")]:
+        wrong = _differing(*sides)
+        if wrong:
+            _copy(*sides, "--checksum")
+            wrong = _differing(*sides)
+        if wrong:
             raise CheckpointError(
                 f"{destination}/checkpoints/{wrong[0]} differs from its source after the copy; copy"
                 " it again, and look at that machine's disk if it stays so."
@@ -141,21 +142,32 @@ def _require_rsync(host: str) -> None:
         raise RunError(f"rsync is not on the PATH of {where}; install it there to copy runs.")
 
 
+def _copy(source: str, target: str, *options: str) -> None:
+    """Two passes: everything but the manifests of checkpoints, then they."""
+    _rsync(source, target, *options, "--exclude=step-*/manifest.json")
+    _rsync(source, target, *options)
+
+
+def _differing(source: str, target: str) -> list[str]:
+    """Files whose checksums differ on the two sides; those that only one has are left out, since a
+    live run may have saved again."""
+    how = ("--checksum", "--existing", "--dry-run", "--itemize-changes")
+    listed = _rsync(source, target, *how)
+    return [line.split(maxsplit=1)[1] for line in listed if line.startswith("<f")]
+
+
 def _rsync(source: str, target: str, *options: str) -> list[str]:
-    """Two passes: everything but manifests, then the manifests; what rsync prints."""
-    base = ["rsync", "--archive", "--partial", "--inplace", "-e", "ssh", *options]
-    base += [f"--exclude={pattern}" for pattern in LEFT_OUT]
-    lines: list[str] = []
-    for filters in (["--exclude=step-*/manifest.json"], []):
-        done = subprocess.run([*base, *filters, source, target], stdout=subprocess.PIPE, text=True)
-        # 24: files vanished while we copied: a checkpoint that the run has retired.
-        if done.returncode not in (0, 24):
-            raise RunError(
-                f"rsync from {source} to {target} broke off with code {done.returncode};"
-                " the same command goes on from there."
-            )
-        lines += done.stdout.splitlines()
-    return lines
+    """The lines that rsync prints."""
+    words = ["rsync", "--archive", "--partial", "--inplace", "-e", "ssh", *options]
+    words += [f"--exclude={pattern}" for pattern in LEFT_OUT]
+    done = subprocess.run([*words, source, target], stdout=subprocess.PIPE, text=True)
+    # 24: files vanished while we copied: a checkpoint that the run has retired.
+    if done.returncode not in (0, 24):
+        raise RunError(
+            f"rsync from {source} to {target} broke off with code {done.returncode};"
+            " the same command goes on from there."
+        )
+    return done.stdout.splitlines()
 
 
 def _ssh(host: str, command: str) -> "subprocess.CompletedProcess[str]":

@@ -329,6 +329,11 @@ def hardware() -> dict[str, Gpu]:
     path = Path(named or "hardware.yaml")
     table = dict(TABLE)
     for name, changes in (read_yaml(path) if named or path.is_file() else {}).items():
+        if name == "providers":
+            raise ConfigError(
+                f"{path} has providers: write one file a provider and name it in"
+                " FOUNDLING_HARDWARE, or give --price."
+            )
         table[name] = _changed(name, changes, table, path)
     return table
 

@@ -99,18 +99,20 @@ def watched(state: TrainState, seen: Callable[[str], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ranges(state: TrainState) -> Iterator[None]:
+def ranges(state: TrainState) -> Iterator[Callable[[], None]]:
     """Name the loss (from the final norm's end to the loss's), clipping and the update in the
-    trace."""
+    trace; what it gives is called at the end of a step."""
     with contextlib.ExitStack() as stack:
 
         def seen(moment: str) -> None:
+            if moment in ("clipped", "update", "updated"):
+                return  # norms and update ratios lie between them: all of it is the optimizer's
             stack.close()
-            if part := {"hidden": "loss", "clip": "optimizer", "update": "optimizer"}.get(moment):
+            if part := {"hidden": "loss", "clip": "optimizer"}.get(moment):
                 stack.enter_context(record_function(RANGE + part))
 
         with watched(state, seen):
-            yield
+            yield stack.close
 
 
 def taken_apart(
@@ -124,13 +126,15 @@ def taken_apart(
     or perfetto."""
     cuda = state.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda
-    with ranges(state), silent_stderr():
+    with ranges(state) as end_of_step, silent_stderr():
         work[0]()  # the ranges' own first time
+        end_of_step()
         synchronise(state.device)
         with profile(activities=activities) as found:
             began = time.perf_counter()
             for take in work:
                 take()
+                end_of_step()
             synchronise(state.device)
             profiled_s = (time.perf_counter() - began) / len(work)
         if file is not None:

@@ -264,7 +264,9 @@ def memory_free(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    return proc_bytes("meminfo", "MemAvailable") or 4 << 30
+    if available := proc_bytes("meminfo", "MemAvailable"):
+        return available
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # no /proc: not Linux
 
 
 def free_cached_memory() -> None:

@@ -31,7 +31,7 @@ gigabytes = float(sys.argv.pop(1))
 from foundling.bench.batch_size import cap_memory
 from foundling.runtime.device import choose_device
 if gigabytes:
-    cap_memory(choose("cuda", "auto").device, gigabytes)
+    cap_memory(choose_device("cuda", "auto").device, gigabytes)
 from foundling.cli.main import main
 sys.exit(main())
 """

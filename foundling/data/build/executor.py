@@ -129,8 +129,9 @@ class Workers:
             for worker in self._workers:
                 if worker.ready and worker.task is None:
                     self._assign(worker, scheduler)
-            if all(worker.ready and worker.task is None for worker in self._workers):
-                return
+            is_idle = all(worker.task is None for worker in self._workers)
+            if is_idle and any(worker.ready for worker in self._workers):
+                return  # who is ready was just offered what is left; the others need not be awaited
             for pipe in wait([worker.pipe for worker in self._workers], PATIENCE_S):
                 self._hear(next(w for w in self._workers if w.pipe is pipe))
 

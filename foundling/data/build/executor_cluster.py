@@ -180,7 +180,13 @@ class SlurmArray:
         self._folder.mkdir(parents=True, exist_ok=True)
         pieces = [(task.piece, task.folder.resolve()) for task in self._tasks]
         round_file = self._folder / "round.pickle"
-        order = pickle.dumps((self._job, pieces, tasks))
+        try:
+            order = pickle.dumps((self._job, pieces, tasks))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"SLURM's tasks cannot be given these sources ({error}); give files, folders or"
+                " hf:// names, or build with engine='local'."
+            ) from None
         round_file.write_bytes(order)
         script = self._folder / "array.sh"
         script.write_text(

@@ -50,10 +50,10 @@ class BuildTask:
             if number < self.passed or number in self.parts:
                 continue
             info = read_info(path) if not check or is_whole(path) else None
-            if info is None:
-                path.unlink()
-            else:
+            if info is not None:
                 self.parts[number] = info
+            elif check:  # later, a part that cannot be read now may be a good one
+                path.unlink()
 
     @property
     def done(self) -> bool:

@@ -107,6 +107,8 @@ def _spans(file: File, is_txt: bool) -> Iterator[RowRange]:
                     left -= len(block)
                 lines += _lines_to_row_end(stream, is_txt)
                 stop = stream.tell()
+                if stop == start:  # it is shorter now than when it was opened
+                    break
                 if stop < size:
                     yield RowRange(start, stop, first_line)
                     start, first_line = stop, first_line + lines

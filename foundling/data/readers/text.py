@@ -96,7 +96,8 @@ def read_txt(stream: BinaryIO, first: int = 1, stop: int | None = None) -> Itera
 
 def _is_blank(line: bytes) -> bool:
     """Other alphabets have other spaces, which only decoding shows."""
-    return not line or line.isspace() or (line[0] > 127 and line.decode(errors="replace").isspace())
+    rest = line.lstrip()
+    return not rest or (rest[0] > 127 and rest.decode(errors="replace").isspace())
 
 
 def _decoded(text: bytes) -> object:
@@ -206,8 +207,9 @@ class _LineReader:
 # a line of its own. Rejected: ijson (docs/decisions/2026-11-19-json-lists-without-ijson.md).
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
-"""A string that ends, a bracket, or the beginning of a string that goes on."""
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{}]', re.DOTALL)
+"""A string that ends, a bracket, or the beginning of a string that goes on. Possessive: to go back
+into a string of many escapes would cost a frame of memory for each."""
 _SCALAR = re.compile(rb"[^\s,\[\]{}]*")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from foundling.config.errors import ConfigError
 from foundling.config.load import load_config
+from foundling.config.run import RunConfig
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ def test_a_limit_may_be_infinite_and_a_phase_may_not(tmp_path: Path) -> None:
     file.write_text("data: {allow_repeat: .inf}\noptim: {clip: .inf}\n")
     config = load_config(str(file))
     assert config.data.allow_repeat == config.optim.clip == float("inf")
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
     for text, said in (
         ("optim: {lr: .inf}", "optim.lr must be finite"),
         ("data: {allow_repeat: .nan}", "data.allow_repeat must be positive"),

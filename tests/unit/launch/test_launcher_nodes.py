@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[3]
 NODE = """
 import sys
 from pathlib import Path
-from foundling.launch.launcher import LaunchSpec as Job, launch; from foundling.launch.environment
-import detect_environment
+from foundling.launch.launcher import LaunchSpec as Job, launch
+from foundling.launch.environment import detect_environment
 from foundling.runtime.exits import EndOfRun
 try:
     launch(Job(run=Path(sys.argv[1]), processes=1, place=detect_environment(1),

@@ -1,4 +1,4 @@
-"""What `foundling train` makes of its detect_environment, before any process is started."""
+"""What `foundling train` makes of its surroundings, before any process is started."""
 
 import os
 from pathlib import Path

@@ -2,9 +2,11 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import pickle
+import tracemalloc
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -266,6 +268,34 @@ def test_an_empty_file_goes_along(tmp_path: Path) -> None:
     assert list(open_source(str(tmp_path))) == []
     (tmp_path / "b.jsonl").write_text(json.dumps({"messages": CHAT}))
     assert open_source(str(tmp_path)).kind == "chat"
+
+
+def test_a_line_of_any_alphabets_spaces_is_blank(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n \xa0\ntwo\n\u3000 \nthree\n\t\u2003\n", "utf-8")
+    assert texts(tmp_path / "a.txt") == ["one", "two", "three"]
+
+
+def test_a_file_that_shrinks_while_it_is_cut_ends(tmp_path: Path) -> None:
+    class Shrinking(io.BytesIO):
+        def seek(self, at: int, whence: int = 0) -> int:
+            return super().seek(at, whence) + (100 if whence == 2 else 0)
+
+    class File:
+        name, local, open = "a.txt", "a.txt", staticmethod(lambda: Shrinking(b"one\n\ntwo\n"))
+
+    assert len(list(islice(files._spans(File(), True), 5))) <= 2  # type: ignore[arg-type]
+
+
+def test_strings_of_many_escapes_take_no_memory_each(tmp_path: Path) -> None:
+    row = json.dumps([{"text": '\\"' * 500_000}])
+    (tmp_path / "a.json").write_text(row)
+    tracemalloc.start()
+    try:
+        assert [len(text or "") for text in texts(tmp_path / "a.json")] == [1_000_000]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * len(row)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
