@@ -3,7 +3,8 @@
     import foundling
 
     foundling.build_data("books.txt", "work/data", tokenizer="work/tokenizer")
-    foundling.train("hamlet", "runs/a", data={"sources": {"work/data": 1}}, train={"epochs": 1})
+    data = {"sources": {"work/data": 1}}
+    foundling.train("hamlet", "runs/a", data=data, train={"horizon": "1 epoch"})
     print(foundling.load("runs/a").generate("Once upon a time"))
 
 The names of `__all__` are public and no others (docs/python.md). Each function calls what its verb

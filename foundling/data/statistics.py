@@ -23,6 +23,7 @@ from foundling.config.packing_spec import Packing
 from foundling.data.dataset import open_shard
 from foundling.data.packing import StreamPlan, pack
 from foundling.data.shard import Progress, each_of
+from foundling.runtime.console import counted
 
 BINS = 8 * 40
 """Eight bins a doubling, up to documents of 2^40 tokens."""
@@ -286,8 +287,8 @@ def _describe_split(name: str, split: dict[str, Any], kind: str) -> list[str]:
     lines = [
         f"{name}: {split['documents']:,} documents, {split['tokens']:,} tokens,"
         f" {split['targets']:,} targets, {split['text_bytes']:,} bytes of text"
-        f" ({split['bytes_per_token']:.3f} {of_what}), {split['shards']} shards of at most"
-        f" {split['largest_shard_bytes']:,} bytes",
+        f" ({split['bytes_per_token']:.3f} {of_what}), {counted(split['shards'], 'shard')} of at"
+        f" most {split['largest_shard_bytes']:,} bytes",
         f"  tokens a document: mean {lengths['mean']:,.1f}, {lengths['shortest']:,} to"
         f" {lengths['longest']:,}, about {about}",
     ]

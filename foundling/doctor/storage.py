@@ -29,7 +29,7 @@ from foundling.plan.forecast import forecast
 from foundling.plan.horizon import plan_horizon
 from foundling.plan.layout import counted_ranks
 from foundling.plan.supply import check_supply, epochs_needed, known_sizes
-from foundling.runtime.console import size
+from foundling.runtime.console import counted, size
 from foundling.runtime.run_dir import RunDir
 from foundling.train.setup import open_data
 
@@ -235,7 +235,7 @@ def data_lines(config: RunConfig, *, thorough: bool) -> Iterator[CheckResult]:
 def _data_line(name: str, dataset: DataSet, thorough: bool) -> CheckResult:
     manifest = dataset.manifest
     total = sum(info.file_bytes for info in (*manifest.train, *manifest.val))
-    text = f"{name}: {manifest.train_tokens:,} tokens in {len(manifest.train)} shards"
+    text = f"{name}: {manifest.train_tokens:,} tokens in {counted(len(manifest.train), 'shard')}"
     if not thorough:
         return passed("data", f"{text}, every size right (--thorough hashes {size(total)})")
     try:

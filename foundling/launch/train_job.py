@@ -75,10 +75,11 @@ def launch_train(
     is_alone = place.kind == "alone" and processes == 1 and not detach and restarts is None
     if is_alone:
         _refuse_unused("with one process, which has no others to wait for", grace=grace)
-        return False
     if place.kind == "alone":
         refuse_locked(run)
     check_start(config, run, processes, place.nodes)
+    if is_alone:
+        return False
     job = LaunchSpec(
         run=run,
         processes=processes,

@@ -2,7 +2,7 @@
 
 It flattens a block's weights into one vector, so its parameters are pieces without a shape and a
 checkpoint has to go through torch's own translation, there and back. Everything else is FSDP2's
-business (shard.py).
+business (fsdp.py).
 """
 
 from collections.abc import Iterator

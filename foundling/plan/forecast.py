@@ -19,7 +19,7 @@ from foundling.plan.resolve import PlannedConfig, policies_of, refuse_open, reso
 from foundling.plan.speed import Wall, compile_s, plan_speed, plan_wall, start_s
 from foundling.plan.supply import Saving, epochs_needed, known_sizes, plan_saving
 from foundling.plan.workload import kind_of, work_of, works_of
-from foundling.runtime.console import table
+from foundling.runtime.console import duration, size, table
 
 # `Forecast` is exact and needs no hardware; memory, speed and cost on named GPUs come with `study`.
 
@@ -150,21 +150,43 @@ def _per_node(gpu: Gpu | None, ranks: int) -> int:
     return gpu.per_node if gpu is not None and gpu.name != "cpu" else ranks
 
 
+def _seconds(value: float) -> str:
+    return duration(value / 3600) if value >= 120 else f"{value:.3g} s"
+
+
+FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "parameters": ("parameters", "{:,}".format),
+    "steps": ("steps", "{:,}".format),
+    "tokens": ("tokens", "{:,}".format),
+    "first_loss": ("loss of the first step", "{:.3f}".format),
+    "start_s": ("start", _seconds),
+    "compile_s": ("compilation", _seconds),
+    "train_s": ("training", _seconds),
+    "save_s": ("saves", _seconds),
+    "eval_s": ("evaluations", _seconds),
+    "tasks_s": ("tasks", _seconds),
+    "step_s": ("a step", _seconds),
+    "memory_peak": ("memory at its peak", size),
+    "checkpoint_bytes": ("checkpoint", size),
+}
+"""What a run is planned and measured by, in words."""
+
+
 def compare(plan: Mapping[str, Any]) -> list[str]:
-    """What was predicted, what came of it and how far off it was, a line a figure; then what was
-    measured and had no plan."""
+    """A line for each figure that was measured, with what was planned and how far off that was."""
     predicted, measured = plan.get("predicted", {}), plan.get("measured", {})
-    planned = {n: value for n, value in predicted.items() if value is not None and n in measured}
-    lines = [
-        f"{name}: planned {value:,.6g}, was {measured[name]:,.6g}"
-        + (f" ({(measured[name] - value) / value:+.1%})" if value else "")
-        for name, value in planned.items()
-    ]
-    return lines + [
-        f"{name}: was {value:,.6g} (not planned)"
-        for name, value in measured.items()
-        if value and name not in planned
-    ]
+    width = max(len(label) for label, _ in FIGURES.values())
+    lines = []
+    for name, (label, text_of) in FIGURES.items():
+        was, planned = measured.get(name), predicted.get(name)
+        if (not was and not planned) or was is None:
+            continue
+        line = f"{label:<{width}}  {text_of(was)}"
+        if planned is not None:
+            off = f", {was / planned - 1:+.1%}" if planned and was != planned else ""
+            line += f" (planned {text_of(planned)}{off})"
+        lines.append(line)
+    return lines
 
 
 # The whole plan of a run on named hardware: choices, memory, speed, hours, dollars, warnings.

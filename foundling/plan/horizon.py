@@ -15,6 +15,7 @@ from foundling.config.packing_spec import PackingSpec
 from foundling.config.run import RunConfig
 from foundling.config.train import TrainConfig
 from foundling.plan.params import count_params
+from foundling.runtime.console import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +213,7 @@ def _steps(config: RunConfig, rates: Sequence[float], sizes: Sizes | None) -> tu
         raise ConfigError("the run has no horizon; give train.horizon, such as 20B tokens.")
     params = count_params(config.model).of(train.param_count)
     if asked := int(train.horizon_in("steps")):
-        return asked, f"{asked:,} steps"
+        return asked, counted(asked, "step")
     if epochs := train.horizon_in("epochs"):
         if not sizes:
             raise ConfigError(
@@ -224,7 +225,9 @@ def _steps(config: RunConfig, rates: Sequence[float], sizes: Sizes | None) -> tu
         # Down, not up: an epoch is a promise that nothing is read twice.
         steps = _steps_for(config, tokens * (1 + 1e-12), rates)
         reaches = _tokens_in(config, steps, rates) <= tokens * (1 + 1e-12)
-        return max(1, steps if reaches else steps - 1), f"{epochs:g} epochs"
+        return max(
+            1, steps if reaches else steps - 1
+        ), f"{epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
     if flops := train.horizon_in("flops"):
         tokens = flops / (6 * params)
         basis = f"{flops:g} FLOP at 6 x {params:,} ({train.param_count}) a token"

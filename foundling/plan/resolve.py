@@ -338,12 +338,19 @@ def check_folder(run: Path) -> None:
         raise RunError(f"{run} is a file; give --run a folder.")
     directory = RunDir(run)
     directory.refuse_other_files()
-    if directory.exists and directory.read_info()["status"] == "finished":
-        raise RunError(f"{run} is finished; give another --run to train again.")
+    if directory.exists and (info := directory.read_info())["status"] == "finished":
+        step = info.get("plan", {}).get("measured", {}).get("steps", "STEP")
+        raise RunError(
+            f"{run} is finished at step {step}; train further with --from {run}@{step}"
+            " --train.horizon N --run NEW, or give another --run."
+        )
 
 
 def require_sources(config: RunConfig) -> tuple[str, ...]:
     """The data sets that are named; a run without any is refused."""
     if not config.data.sources:
-        raise ConfigError("data.sources is empty; name a built data set, such as '{data/mine: 1}'.")
+        raise ConfigError(
+            "data.sources is empty; build a data set with `foundling data build` and name its"
+            " folder: --data.sources data/mine."
+        )
     return all_sources(config.data)

@@ -26,40 +26,20 @@ from foundling.plan.resolve import refuse_open
 from foundling.plan.roofline import check_skip
 from foundling.plan.serving import Precision, plan_serving, weight_bytes
 from foundling.plan.supply import (
-    FINEWEB_SHARDS,
     Fingerprint,
     Supply,
     allowed_repeats,
     known_sizes,
     plan_supply,
 )
-from foundling.runtime.console import duration, size, table
+from foundling.runtime.console import counted, duration, size, table
 
 Lines = list[tuple[str, str]]
 
 
-def describe(config: RunConfig, plan: Forecast) -> Lines:
-    """What is exact: counts, FLOPs, first loss, horizon, data."""
-    model, train, params = config.model, config.train, plan.params
-    tied = "; tied, so it is the head and stays" if model.tie_embeddings else ""
-    keys = "keys seen, by layer" if any(model.windows) else f"{train.seq_len}"
-    flops = (
-        f"{plan.flops_per_token:,} = 6 x {params.no_positions:,} + 12 x {model.layers} x"
-        f" {model.heads} x {model.head_width} x {keys} (full square; N is no-positions)"
-    )
-    lines = [
-        ("parameters", f"{params.all:,} (all)"),
-        ("", f"{params.no_input_embedding:,} (no-input-embedding{tied})"),
-        ("", f"{params.no_positions:,} (no-positions)"),
-        ("", f"{params.matrices_and_head:,} (matrices-and-head)"),
-        ("flop/token", flops),
-    ]
-    for name, count in list(plan.flops_by_definition.items())[1:]:
-        which = "all" if name.endswith("with embeddings") else "no-positions"
-        lines.append(("", f"{count:,} ({name}; N is {which})"))
-    lines.append(("checkpoint", f"{size(plan.checkpoint_bytes)} ({plan.checkpoint_holds})"))
-    if not train.start or train.is_branch:
-        lines.append(("first loss", _first_loss(model, plan)))
+def describe(config: RunConfig, plan: Forecast, supply: Supply | None = None) -> Lines:
+    """What is exact: how long the run is, its data, its checkpoints, then every way of counting."""
+    lines = [("parameters", f"{plan.params.all:,} (all)")]
     if plan.horizon:
         lines += _horizon(config, plan.horizon)
     allowed = allowed_repeats(config.data, config.train)
@@ -68,7 +48,32 @@ def describe(config: RunConfig, plan: Forecast) -> Lines:
         if config.data.follow:
             remark = ", if it does not grow"
         lines.append(("data", f"{name} is read {times:.2f} times{remark}"))
-    return lines + [("warning", sentence) for sentence in plan.warnings]
+    lines += describe_supply(supply) if supply else []
+    lines.append(("checkpoint", f"{size(plan.checkpoint_bytes)} ({plan.checkpoint_holds})"))
+    if not config.train.start or config.train.is_branch:
+        lines.append(("first loss", _first_loss(config.model, plan)))
+    return lines + _counts(config, plan) + [("warning", sentence) for sentence in plan.warnings]
+
+
+def _counts(config: RunConfig, plan: Forecast) -> Lines:
+    """Parameters and FLOPs by each definition that is in use."""
+    model, train, params = config.model, config.train, plan.params
+    tied = "; tied, so it is the head and stays" if model.tie_embeddings else ""
+    keys = "keys seen, by layer" if any(model.windows) else f"{train.seq_len}"
+    flops = (
+        f"{plan.flops_per_token:,} = 6 x {params.no_positions:,} + 12 x {model.layers} x"
+        f" {model.heads} x {model.head_width} x {keys} (full square; N is no-positions)"
+    )
+    lines = [
+        ("parameters", f"{params.no_input_embedding:,} (no-input-embedding{tied})"),
+        ("", f"{params.no_positions:,} (no-positions)"),
+        ("", f"{params.matrices_and_head:,} (matrices-and-head)"),
+        ("flop/token", flops),
+    ]
+    for name, count in list(plan.flops_by_definition.items())[1:]:
+        which = "all" if name.endswith("with embeddings") else "no-positions"
+        lines.append(("", f"{count:,} ({name}; N is {which})"))
+    return lines
 
 
 def _first_loss(model: ModelConfig, plan: Forecast) -> str:
@@ -81,9 +86,10 @@ def _first_loss(model: ModelConfig, plan: Forecast) -> str:
 def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
     per_step = horizon.tokens_per_step
     falling = horizon.steps - horizon.warmup_steps
-    if config.optim.schedule == "wsd":
+    schedule = config.optim.schedule
+    if schedule == "wsd":
         falling = round(config.optim.decay_share * horizon.steps)
-    elif config.optim.schedule == "constant":
+    elif schedule == "constant":
         falling = 0
     # Steps that were asked for are those; from tokens or epochs they rest on how rows are packed.
     about = "" if horizon.is_exact or config.train.horizon_in("steps") else "about "
@@ -98,14 +104,14 @@ def _horizon(config: RunConfig, horizon: Horizon) -> Lines:
         f" {horizon.accumulation}, processes {horizon.data_ranks})"
     )
     length = (
-        f"{horizon.basis}: {about}{horizon.steps:,} steps,"
+        f"{horizon.basis}: {about}{counted(horizon.steps, 'step')},"
         f" {tokens(horizon.tokens)}{_why_about(horizon)}"
     )
     lines = [
         ("step", step),
         ("horizon", length),
-        ("warm-up", f"{warmup:,} steps, {tokens(warmup * per_step)}"),
-        ("decay", f"{falling:,} steps, {tokens(falling * per_step)} ({config.optim.schedule})"),
+        ("warm-up", f"{counted(warmup, 'step')}, {tokens(warmup * per_step)}"),
+        ("decay", f"{counted(falling, 'step')}, {tokens(falling * per_step)} ({schedule})"),
     ]
     for phase in horizon.phases[1:]:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in phase.weights.items())
@@ -143,14 +149,10 @@ def describe_supply(supply: Supply) -> Lines:
         if "shards_needed" in row:
             shards += f", {row['shards_needed']:,.0f} needed"
         lines.append(("data", f"{name}: {row['tokens']:,.0f} tokens{need}{shards}"))
-    if supply.needed_tokens is not None and supply.fineweb_shards is not None:
-        more = supply.fineweb_shards - FINEWEB_SHARDS
-        text = (
-            f"{supply.needed_tokens:,} tokens needed: {supply.fineweb_shards:,} shards of"
-            " fineweb-edu-100b-shuffle at 56M tokens"
-            f"{f', {more:,} more than there are' if more > 0 else ''}"
-        )
-        lines.append(("data", text))
+    if supply.needed_tokens is not None and not supply.sources:
+        scale, unit = (1e9, "B") if supply.needed_tokens >= 1e9 else (1e6, "M")
+        needed = f"{supply.needed_tokens / scale:,.3g}{unit} tokens needed"
+        lines.append(("data", f"{needed}; name your data with --data.sources"))
     disk = (
         f"{size(supply.disk_bytes)}: data {size(supply.data_bytes)}, checkpoints of"
         f" {size(supply.checkpoint_bytes)}; an export in bf16 is {size(supply.weights_bytes)}"
@@ -352,7 +354,7 @@ def _ranks(config: RunConfig, question: PlanRequest) -> int:
 def answer(question: PlanRequest) -> Iterator[str]:
     """The plan as lines of text."""
     found = _answer(question)
-    labelled = describe(found.config, found.forecast) + describe_supply(found.supply)
+    labelled = describe(found.config, found.forecast, found.supply)
     if len(found.studies) == 1:
         labelled += list(describe_study(found.studies[0]))
     for label, text in labelled:
@@ -402,9 +404,9 @@ def decide(question: PlanRequest) -> tuple[RunConfig, list[str]]:
     notes += [one.warnings[0] for one in found.studies if not one.fits]
     if horizon is not None:
         notes.append(
-            f"horizon: {horizon.basis}: {horizon.steps:,} steps of"
+            f"horizon: {horizon.basis}: {counted(horizon.steps, 'step')} of"
             f" {horizon.positions_per_step:,} positions on {horizon.data_ranks} data-parallel"
             f" ranks, {'' if horizon.tokens_exact else 'about '}{horizon.tokens:,} tokens, warm-up"
-            f" {horizon.warmup_steps:,} steps"
+            f" {counted(horizon.warmup_steps, 'step')}"
         )
     return config, notes

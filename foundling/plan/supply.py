@@ -124,7 +124,6 @@ def _tokenizer(
 
 FINEWEB_SHARD_TOKENS = 56_000_000
 """GPT-2 tokens in a shard of karpathy/fineweb-edu-100b-shuffle (docs/accounts.md)."""
-FINEWEB_SHARDS = 1823
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,11 @@ def size(count: float) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
+def counted(count: int, word: str) -> str:
+    """1 step, 2 steps."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def duration(hours: float) -> str:
     """Days, hours, minutes or seconds, whichever reads well."""
     if hours >= 48:

@@ -7,8 +7,8 @@ spell, so a user's message cannot open a turn of its own. Rejected: markers in p
 which text can forge and a tokenizer merges with what follows; and <|eos|> as the end of a turn,
 which leaves a model unable to tell "my turn is over" from "the document is over".
 
-Rendering is defined twice on purpose: ids and mask here (ours), and CHAT_TEMPLATE as text for
-readers of the Hugging Face layout. A test holds the two equal.
+Rendering is defined twice on purpose: ids and mask by Tokenizer.render (tokenizer.py), and as text
+by CHAT_TEMPLATE here, for readers of the Hugging Face layout. A test holds the two equal.
 """
 
 from collections.abc import Mapping

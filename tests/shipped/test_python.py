@@ -12,6 +12,7 @@ import pytest
 import foundling
 from foundling.config.errors import ConfigError, RunError, UserError
 from foundling.config.run import RunConfig
+from foundling.data.open_source import training_texts
 from tests.village import Village
 
 GUIDE = Path(__file__).parents[2] / "docs" / "python.md"
@@ -77,6 +78,25 @@ def test_the_example_of_the_guide_runs(
     compared = foundling.convert("runs/first", "torch", "first.pt")
     assert compared.agrees
     assert Path("first.pt").is_file()
+
+
+def test_the_example_of_the_docstring_runs(
+    village: Village,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(village.tokenizer, "work/tokenizer")
+    texts = training_texts(["hamlet"], max_bytes=10_000)
+    Path("books.txt").write_text("\n\n".join(texts))
+    lines = re.findall(r"^    ( *\S.*)$", foundling.__doc__ or "", re.M)
+    assert lines[0] == "import foundling"
+    exec("\n".join(lines), {})
+    said = capsys.readouterr().out
+    assert "horizon  1 epoch: " in said
+    assert foundling.read_run("runs/a").status == "finished"
+    assert said.splitlines()[-1].startswith("[")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_runs_list_and_show(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert sum(shown["tokens_by_source"].values()) == shown["tokens"] == runs[0]["tokens"]
     assert {"path", "stage", "parent", "status"} <= set(shown)
     said = out(capsys, "runs", "show", str(home / "pretrain"))
-    assert "steps: planned 30, was 30 (+0.0%)" in said
+    assert "steps                   30 (planned 30)" in said
     assert "finished" in out(capsys, "runs", "list", str(home))
     (home / "broken").mkdir()
     (home / "broken" / "run.json").write_text('{"sche')

@@ -71,11 +71,13 @@ def test_mistakes_are_found_before_anything_is_started(
 ) -> None:
     from foundling.config.load import load_config
 
-    with pytest.raises(ConfigError, match=r"data\.sources"):
-        launch_train(load_config("hamlet"), tmp_path, nproc=2)
-    RunDir(tmp_path / "done").write_info({"status": "finished", "parent": None})
-    with pytest.raises(RunError, match="is finished"):
-        launch_train(tiny, tmp_path / "done", nproc=2)
+    plan = {"measured": {"steps": 20}}
+    RunDir(tmp_path / "done").write_info({"status": "finished", "parent": None, "plan": plan})
+    for nproc in (1, 2):  # one process refuses before torch is imported
+        with pytest.raises(ConfigError, match=r"data\.sources is empty; build .* --data.sources"):
+            launch_train(load_config("hamlet"), tmp_path / "new", nproc=nproc)
+        with pytest.raises(RunError, match=r"finished at step 20; .* --from .*/done@20 --train"):
+            launch_train(tiny, tmp_path / "done", nproc=nproc)
     monkeypatch.setenv("SLURM_JOB_ID", "4")
     with pytest.raises(ConfigError, match="--detach"):
         launch_train(tiny, tmp_path / "new", detach=True)

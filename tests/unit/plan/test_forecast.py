@@ -121,13 +121,25 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
 
 def test_errors_are_told_beside_the_plan() -> None:
     plan = {
-        "predicted": {"tokens": 200, "compile_s": 0, "first_loss": None},
-        "measured": {"tokens": 210, "compile_s": 3, "first_loss": 2.5},
+        "predicted": {
+            "tokens": 200,
+            "compile_s": 0,
+            "first_loss": None,
+            "start_s": 5.0,
+            "save_s": 0,
+        },
+        "measured": {
+            **{"memory_peak": 428_462_000, "tokens": 210, "compile_s": 3, "first_loss": 2.5},
+            **{"start_s": 8.3, "train_s": 600.0, "save_s": 0.0},
+        },
     }
     assert compare(plan) == [
-        "tokens: planned 200, was 210 (+5.0%)",
-        "compile_s: planned 0, was 3",
-        "first_loss: was 2.5 (not planned)",
+        "tokens                  210 (planned 200, +5.0%)",
+        "loss of the first step  2.500",
+        "start                   8.3 s (planned 5 s, +66.0%)",
+        "compilation             3 s (planned 0 s)",
+        "training                10.0 minutes",
+        "memory at its peak      428.5 MB",
     ]
 
 

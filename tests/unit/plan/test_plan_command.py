@@ -35,7 +35,10 @@ MESH = "--parallel.shard 32 --parallel.tensor 8 --parallel.recompute all --train
             ["27,613 steps", "524,830,720", "460,501,760"],
         ),
         ("plan tinygpt-524m", ["17,567 steps", "457,880,320"]),
-        ("plan llama-1.24b --gpus 8", ["19,074 steps", "358 shards"]),
+        (
+            "plan llama-1.24b --gpus 8",
+            ["19,074 steps", "20B tokens needed; name your data with --data.sources"],
+        ),
     ],
 )
 def test_published_figures_come_out(

@@ -19,6 +19,7 @@ from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
 from foundling.eval import task_scoring
 from foundling.model.transformer import Transformer
+from foundling.plan.forecast import FIGURES
 from foundling.runtime.lock import RunLock
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.runtime.run_reader import read_events
@@ -331,8 +332,9 @@ def test_the_end_tells_predicted_and_measured(
     train(tiny, RunDir(tmp_path / "run"))
     console.console.cache_clear()
     said = capsys.readouterr().out
-    assert "steps: planned 8, was 8 (+0.0%)" in said
-    assert "first_loss: planned" in said
+    assert "steps                   8 (planned 8)" in said
+    assert "loss of the first step  6" in said
+    assert set(RunDir(tmp_path / "run").read_info()["plan"]["measured"]) == set(FIGURES)
 
 
 @pytest.mark.parametrize("steps", ["5", "33"])
@@ -353,7 +355,7 @@ def test_a_run_is_held_to_its_plan_however_short(
     said = capsys.readouterr()
     assert said.out.count("a step was planned at 1e-06 s and is") == 1
     assert said.err.count("slower than planned") == 1
-    assert "step_s: planned 1e-06, was" in said.out
+    assert "(planned 1e-06 s, +" in said.out
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
