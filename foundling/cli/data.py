@@ -360,6 +360,8 @@ def _rows_of_source(options: Options) -> "tuple[str, list[RenderableType]]":
     from foundling.runtime.console import console
     from foundling.tokenizer.tokenizer import Tokenizer
 
+    because = f"on {options.data}, which is not a built data set and so not packed"
+    refuse_given(options, ("seq_len", "packing"), because)
     tokenizer = Tokenizer.load(options.tokenizer)
     rows = iter(open_source(options.data))
     if options.val:

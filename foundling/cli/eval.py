@@ -78,8 +78,13 @@ _HARNESS_ONLY = ("system", "include_path", "cache", "max_length", "run_code")
 
 
 def _eval(options: Options) -> None:
+    from foundling.tasks.registry import known_tasks
+
     if options.tasks is None:
         return _eval_run(options)
+    if options.tasks == "list":
+        refuse_given(options, sorted(options.given - {"run", "tasks"}), "on the list of tasks")
+        return print_lines(f"{name:<20} {text}" for name, text in known_tasks().items())
     refuse_given(options, ["questions"], "on tasks, which --limit cuts")
     if options.nproc > 1 and "RANK" not in os.environ:
         return _run_by_torchrun(options)
@@ -114,10 +119,6 @@ def _eval_run(options: Options) -> None:
 
 
 def _eval_tasks(options: Options) -> None:
-    from foundling.tasks.registry import known_tasks
-
-    if options.tasks == "list":
-        return print_lines(f"{name:<20} {text}" for name, text in known_tasks().items())
     from foundling.eval.evaluate import follow, score
     from foundling.eval.results import describe_tasks
     from foundling.runtime.console import is_rank_zero

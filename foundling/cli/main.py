@@ -183,6 +183,6 @@ def _nearest(argv: Sequence[str], family: Sequence[str]) -> str:
 def _print_verbs(names: Sequence[str] = ()) -> None:
     print("foundling raises a language model from nothing.\n\nusage: foundling VERB [options]")
     for family in FAMILIES:
-        shown = [name for name in family if name in (names or VERBS)]
-        print("\n" * bool(shown) + "\n".join(f"  {n:<18} {VERBS[n].help}" for n in shown))
+        if shown := [name for name in family if name in (names or VERBS)]:
+            print("\n" + "\n".join(f"  {name:<18} {VERBS[name].help}" for name in shown))
     print("\n`foundling VERB --help` says more.")

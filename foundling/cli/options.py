@@ -264,6 +264,7 @@ def bytes_bar(total: int, what: str) -> Iterator[Callable[[int], None]]:
         BarColumn,
         DownloadColumn,
         Progress,
+        TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
@@ -274,7 +275,8 @@ def bytes_bar(total: int, what: str) -> Iterator[Callable[[int], None]]:
     began = said = time.monotonic()
     done = 0
     screen = console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    label = TextColumn("{task.description}", markup=False)
+    columns = (label, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as bar:
         task = bar.add_task(what, total=total)
 

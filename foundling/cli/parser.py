@@ -43,6 +43,8 @@ class _Parser(argparse.ArgumentParser):
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """Our own types complain in sentences that begin with the value: put the flag before it.
         Nothing may be empty but free text: as a path it would be the current folder."""
+        if arg_string is argparse.SUPPRESS:  # an argument that was left out
+            return arg_string
         name = action.option_strings[-1] if action.option_strings else action.dest
         if not arg_string.strip() and action.type is not free_text:
             raise ConfigError(f"{name} is empty; give it a value or leave it out.")

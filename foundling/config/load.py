@@ -240,7 +240,9 @@ def dev_config(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
         raise ConfigError(f"--dev {steps} is no number of steps; give at least 1.")
     train, evaluation = config.train, config.eval
     least = min(evaluation.tasks_limit or 20, 20)
+    phases, stretches = config.data.phases[: steps - 1], min(len(config.data.phases) + 1, steps)
     small = config.replace(
+        data={"phases": [p.replace(at=n / stretches) for n, p in enumerate(phases, start=1)]},
         train={
             "horizon": steps,
             "batch_size": min(train.batch_size, 2),
@@ -253,8 +255,11 @@ def dev_config(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
         },
         optim={"warmup": min(config.optim.warmup, steps // 2)},
     )
-    said = ", ".join(f"{c.field} {c.old} -> {c.new}" for c in differences(config, small))
-    return small, said
+    changes = {change.field: change[1:] for change in differences(config, small)}
+    if "data.phases" in changes:
+        starts = [" and ".join(f"{p.at:g}" for p in c.data.phases) for c in (config, small)]
+        changes["data.phases"] = (f"at {starts[0]}", f"at {starts[1]}" if starts[1] else "none")
+    return small, ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changes.items())
 
 
 def dump_yaml(config: RunConfig) -> str:
@@ -344,7 +349,7 @@ def settings_help(command: str, every: bool = False) -> str:
             continue
         field = fields[name]
         doc, default = _help(field), field.get_default()
-        doc = doc.removesuffix(".") if every else re.split(r"[;.] |\.$", doc)[0]
+        doc = doc.removesuffix(".") if every else _first_clause(doc, default)
         notes = list(get_args(field.annotation)) if get_origin(field.annotation) is Literal else []
         notes = [", ".join(map(str, notes))] if notes else []
         if default not in ("", (), {}) and not isinstance(default, Section):
@@ -356,6 +361,13 @@ def settings_help(command: str, every: bool = False) -> str:
     if not every:
         lines += ["", f"`{command} --help all` explains all {count} settings in full."]
     return "\n".join(lines)
+
+
+def _first_clause(doc: str, default: object) -> str:
+    """The first clause of a help text, and what it says about a default that is 0 or empty."""
+    first, *others = re.split(r"[;.] |\.$", doc)
+    is_none = default in (0, "")
+    return "; ".join([first, *(c for c in others if is_none and re.match(r"(0|empty)\b", c))])
 
 
 def _described(where: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:

@@ -155,9 +155,12 @@ def test_the_verb_shows_sources_and_held_out_rows(
     assert "row 1 (a.txt:3)" in said
     run_verb(["data", "inspect", str(village.chat), "--val", "--rows", "1"])
     assert "val split" in capsys.readouterr().out
+    source = [str(tmp_path / "a.txt"), "--tokenizer", str(village.tokenizer)]
     for words, named in (
-        ([str(tmp_path / "a.txt")], "--tokenizer"),
-        ([str(tmp_path / "a.txt"), "--tokenizer", str(village.tokenizer), "--first", "9"], "row 9"),
+        (source[:1], "--tokenizer"),
+        ([*source, "--first", "9"], "row 9"),
+        ([*source, "--packing", "pad"], "--packing has no effect on .*a.txt"),
+        ([*source, "--seq-len", "64"], "--seq-len has no effect on .*a.txt"),
         ([str(village.text), "--tokenizer", str(village.tokenizer)], "its own tokenizer"),
         ([str(village.text), "--first", "999999"], "outside"),
     ):
