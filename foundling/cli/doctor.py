@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,13 @@ from foundling.cli.options import (
     Option,
     Options,
     Verb,
-    above_zero,
     comma_list,
     config_of,
     count,
     default_run,
     positive,
-    positives,
+    positive_float,
+    positive_ints,
     print_json,
     print_lines,
     say_on_stderr,
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 _PROFILES = ("pods", "frontier", "infiniband")
 """Whole sets of variables, tried last."""
 _DOCTOR_OPTIONS = (
-    Option("target", "preset, YAML file, or run directory", nargs="?"),
+    replace(TARGET, nargs="?"),
     Option("--run", "run directory to be (default: runs/TARGET)", Path),
     Option("--nproc", "start so many ranks here and look at them together", positive),
     Option("--thorough", "hash all data and checkpoints", bool),
-    Option("--limit", "seconds for each check that may hang", above_zero, 60.0),
+    Option("--limit", "seconds for each check that may hang", positive_float, 60.0),
     JSON,
     Option(
         "--node",
         "only whether this node can write to --run and its GPUs answer, for a job's script;"
         " otherwise note it in RUN/bad_nodes and end with 71",
         bool,
-        allows=("run", "limit"),
+        only_with=("run", "limit"),
     ),
-    Option("--gpus", "GPUs that must answer", count, 0, needs="node"),
+    Option("--gpus", "GPUs that must answer", count, 0, requires="node"),
 )
 
 
@@ -206,10 +206,10 @@ _REHEARSE_OPTIONS = (
         "",
     ),
     Option("--steps", "steps of each training", positive, 24),
-    Option("--limit", "seconds that a stage may take", above_zero, 600.0),
+    Option("--limit", "seconds that a stage may take", positive_float, 600.0),
     Option("--strict", "no go while a stage could not be run here", bool),
     Option("--nproc", "--only resume: processes (default: as `train`)", positive),
-    Option("--worlds", "--only data: world sizes to compare with one", positives, "2,3,8"),
+    Option("--worlds", "--only data: world sizes to compare with one", positive_ints, "2,3,8"),
     Option("--folder", "where the temporary runs go (default: /tmp)", Path),
     JSON,
 )

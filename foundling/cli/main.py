@@ -59,8 +59,8 @@ FAMILIES: tuple[Mapping[str, Verb], ...] = (
 """As `foundling --help` lists them, with an empty line between two."""
 VERBS = {name: verb for family in FAMILIES for name, verb in family.items()}
 
-_PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
-"""Trouble of a disk or a network that passes, and no mistake of the user's."""
+_TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+"""Disk or network errors that may go away: they keep their traceback and exit code 1."""
 
 
 def main() -> None:
@@ -119,29 +119,26 @@ def _run_and_report_exit(
     except OSError as error:
         if error.errno in DISK_FULL:
             return Exit.UNSAVED, f"{full_disk_sentence(error)}."
-        if error.filename is None or error.errno in _PASSING_ERRORS:
+        if error.filename is None or error.errno in _TRANSIENT_ERRNOS:
             raise
         return Exit.USER, f"{error.filename}: {error.strerror}."
     except KeyboardInterrupt:
         return Exit.INTERRUPTED, "interrupted; train, demo, eval and data build go on from here."
 
 
-def run_verb(argv: Sequence[str], *, hint: bool = False) -> int:
+def run_verb(argv: Sequence[str], *, hint: bool = False) -> None:
     """Run one command line; also how the demo runs its steps. `hint`: print how long it takes."""
     name, rest = _find_verb(argv)
     if name is None:
-        _print_verbs()
-        return 0
-    verb = VERBS[name]
-    options = parse(verb, f"foundling {name}", rest)
-    with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
-        verb.run(options)
-    return 0
+        return _print_verbs()
+    return run_one(name, VERBS[name], rest, program="foundling", hint=hint)
 
 
-def run_one(name: str, verb: Verb, argv: Sequence[str], *, hint: bool = False) -> None:
-    """Run `python -m NAME`, a program outside the package that is one verb."""
-    options = parse(verb, f"python -m {name}", argv)
+def run_one(
+    name: str, verb: Verb, argv: Sequence[str], *, program: str = "python -m", hint: bool = False
+) -> None:
+    """Run a verb, by default a program outside the package that is one: `python -m NAME`."""
+    options = parse(verb, f"{program} {name}", argv)
     with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
         verb.run(options)
 

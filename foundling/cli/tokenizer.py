@@ -13,7 +13,7 @@ from foundling.cli.options import (
     Options,
     Verb,
     free_text,
-    output,
+    output_option,
     positive,
     print_json,
 )
@@ -28,13 +28,14 @@ Measures = dict[str, dict[str, "Measure"]]
 _ALL = "all sources"
 _ROUND_TO = 64
 """Widths that matrix products like."""
-_FOLDER = output("folder to write", metavar="DIR", required=True)
+_FOLDER = output_option("folder to write", metavar="DIR", required=True)
+_SEED = Option("--seed", "seed of Hamlet", int, 1)
 _TRAIN_OPTIONS = (
     Option("source", "whatever `data build` reads; several take turns", nargs="+"),
     _FOLDER,
     Option("--vocab-size", "tokens, special ones included", positive, 32768),
     Option("--bytes", "text to learn from", positive, "100M"),
-    Option("--seed", "seed of Hamlet", int, 1),
+    _SEED,
     *READING,
 )
 
@@ -69,10 +70,10 @@ _INSPECT_OPTIONS = (
     Option("--source", "text to measure on (default: hamlet)", nargs="+", metavar="SPEC"),
     Option("--bytes", "text of each source", positive, "4M"),
     JSON,
-    Option("--seed", "seed of Hamlet", int, 1),
+    _SEED,
     *READING,
-    Option("--encode", "show how a text is cut", free_text, allows=()),
-    Option("--chat", "it is a user's message", bool, needs="encode"),
+    Option("--encode", "show how a text is cut", free_text, only_with=()),
+    Option("--chat", "it is a user's message", bool, requires="encode"),
 )
 
 

@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 
 from foundling.config.base import Section, read_yaml
 from foundling.config.data import all_sources
-from foundling.config.data_manifest import Manifest
-from foundling.config.errors import ConfigError
+from foundling.config.data_manifest import MANIFEST_NAME, Manifest
+from foundling.config.errors import ConfigError, did_you_mean
 from foundling.config.presets import DERIVED_FROM, PRESETS, derived_rates, find_preset
 from foundling.config.run import RunConfig
 
@@ -90,7 +90,7 @@ def _derive_from_given(config: RunConfig, preset: str, given: set[str], tell: Te
     vocab, needed = config.model.vocab_size, 0
     if vocab and "model.vocab_size" not in given:
         folders = [Path(name) for name in all_sources(config.data)]
-        built = [folder for folder in folders if (folder / "manifest.json").is_file()]
+        built = [folder for folder in folders if (folder / MANIFEST_NAME).is_file()]
         needed = max((Manifest.load(folder).vocab_size for folder in built), default=0)
     if needed > vocab:
         config = config.replace(model={"vocab_size": needed})
@@ -184,18 +184,13 @@ def unknown_setting(section: str, name: str, value: object) -> str:
     if hint := suggest_setting(section, name, value):
         return f"unknown setting {written}; {hint}"
     if section not in NAMES:
-        return f"unknown section {section or name}{_nearest(section or name, NAMES)}"
+        return f"unknown section {section or name}; {did_you_mean(section or name, NAMES)}"
     spelled = {name.rpartition(".")[2]: own for name, own in foreign_names()[0].items()
                if own.startswith(f"{section}.")}  # fmt: skip
     spelled |= {name: f"{section}.{name}" for name in NAMES[section]}
     if close := difflib.get_close_matches(name, spelled, n=1, cutoff=0.4):
         return f"unknown setting {written}; did you mean {spelled[close[0]]}?"
     return f"unknown setting {written}; {section} has {', '.join(NAMES[section])}."
-
-
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}."
 
 
 def _layers(target: str) -> tuple[str, Tree]:
@@ -207,7 +202,7 @@ def _layers(target: str) -> tuple[str, Tree]:
         return _file_layers(path)
     if find_preset(target) is None:
         raise ConfigError(
-            f"{target} is no preset, YAML file or run directory{_nearest(target, PRESETS)}"
+            f"{target} is no preset, YAML file or run directory; {did_you_mean(target, PRESETS)}"
         )
     return target, {}
 
@@ -219,7 +214,7 @@ def _file_layers(path: Path) -> tuple[str, Tree]:
         raise ConfigError(f"{path} has schema {schema} and this version reads {CONFIG_SCHEMA}.")
     name = tree.pop("preset", None)
     if name is not None and find_preset(str(name)) is None:
-        raise ConfigError(f"{path} names the preset {name}{_nearest(str(name), PRESETS)}")
+        raise ConfigError(f"{path} names the preset {name}; {did_you_mean(str(name), PRESETS)}")
     tree = {section.replace("-", "_"): _underscored(values) for section, values in tree.items()}
     try:
         check_keys(tree)

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from foundling.cli import options
 from foundling.cli.main import VERBS, run_verb
-from foundling.cli.options import Verb
 from foundling.cli.parser import parse
 from foundling.config.load import settings_help
 from foundling.runtime import console
