@@ -320,62 +320,42 @@ def _rows_of_data_set(options: Options) -> "tuple[str, list[RenderableType]]":
     """Rows of a data set."""
     from foundling.data.dataset import TOKENIZER_FOLDER, DataSet
     from foundling.data.inspect_rows import inspect_rows
+    from foundling.data.shard import own_tokenizer
     from foundling.runtime.console import console
-    from foundling.tokenizer.tokenizer import Tokenizer
 
     folder = Path(options.data)
     if options.tokenizer is not None:
         raise ConfigError(f"{folder} has its own tokenizer; leave --tokenizer out.")
-    split = "val" if options.val else "train"
-    seq_len = options.seq_len or 256
     dataset = DataSet(folder, split="val" if options.val else "train")
-    tokenizer = Tokenizer.load(folder / TOKENIZER_FOLDER)
-    if tokenizer.fingerprint != dataset.manifest.tokenizer:
-        raise ConfigError(
-            f"{folder / TOKENIZER_FOLDER} is not the tokenizer of the data set; see `foundling data"
-            f" verify {folder}`."
-        )
-    rows = dataset.units(seq_len, options.packing)
-    if not 0 <= options.first < rows:
-        raise ConfigError(
-            f"--first {options.first} is outside the {rows} {split} rows of {folder}."
-        )
     shown = inspect_rows(
         dataset,
-        tokenizer,
-        seq_len=seq_len,
+        own_tokenizer(folder / TOKENIZER_FOLDER, dataset.manifest),
+        seq_len=options.seq_len or 256,
         packing=options.packing,
-        units=range(options.first, min(options.first + options.rows, rows)),
+        first=options.first,
+        count=options.rows,
         ids=options.ids,
         colour=console().is_terminal,
     )
-    return f"{folder}, {split} split", shown
+    return f"{folder}, {dataset.split} split", shown
 
 
 def _rows_of_source(options: Options) -> "tuple[str, list[RenderableType]]":
     """What rows of a source would become."""
     from foundling.data.inspect_rows import inspect_source
     from foundling.data.open_source import open_source
-    from foundling.data.readers.source import VAL_SHARE, is_held_out, unusable
     from foundling.runtime.console import console
     from foundling.tokenizer.tokenizer import Tokenizer
 
     because = f"on {options.data}, which is not a built data set and so not packed"
     refuse_given(options, ("seq_len", "packing"), because)
-    tokenizer = Tokenizer.load(options.tokenizer)
-    rows = iter(open_source(options.data))
-    if options.val:
-        rows = (
-            row
-            for row in rows
-            if unusable(row, row.messages is not None) is None and is_held_out(row, VAL_SHARE)
-        )
     parts = list(
         inspect_source(
-            rows,
-            tokenizer,
+            open_source(options.data),
+            Tokenizer.load(options.tokenizer),
             first=options.first,
             count=options.rows,
+            only_held_out=options.val,
             ids=options.ids,
             colour=console().is_terminal,
         )

@@ -187,9 +187,7 @@ _RM_OPTIONS = (
     Option("run", "run directories; --restore: also names, trash folders", Path, nargs="*"),
     Option("--restore", "bring them back from the trash", bool, only_with=("run", "folder")),
     Option("--list", "what is in the trash", bool, only_with=("folder",)),
-    Option(
-        "--empty", "delete for good what is older: 30d, 12h", metavar="AGE", only_with=("folder",)
-    ),
+    Option("--empty", "delete older ones for good: 30d, 12h", metavar="AGE", only_with=("folder",)),
     Option("--finished", "finished runs too", bool, requires="empty"),
     Option("--folder", "whose trash (default: runs; --restore: beside the run)", Path),
 )
