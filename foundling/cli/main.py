@@ -131,15 +131,16 @@ def run_verb(argv: Sequence[str], *, hint: bool = False) -> None:
     name, rest = _find_verb(argv)
     if name is None:
         return _print_verbs()
-    return run_one(name, VERBS[name], rest, program="foundling", hint=hint)
+    verb = VERBS[name]
+    options = parse(verb, f"foundling {name}", rest)
+    with print_duration_hint(name, verb, options, hint):
+        return verb.run(options)
 
 
-def run_one(
-    name: str, verb: Verb, argv: Sequence[str], *, program: str = "python -m", hint: bool = False
-) -> None:
-    """Run a verb, by default a program outside the package that is one: `python -m NAME`."""
-    options = parse(verb, f"{program} {name}", argv)
-    with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
+def run_one(name: str, verb: Verb, argv: Sequence[str], *, hint: bool = False) -> None:
+    """Run `python -m NAME`, a program outside the package that is one verb."""
+    options = parse(verb, f"python -m {name}", argv)
+    with print_duration_hint(name, verb, options, hint):
         verb.run(options)
 
 

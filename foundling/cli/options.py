@@ -101,14 +101,14 @@ class Verb:
 
 
 @contextlib.contextmanager
-def print_duration_hint(name: str, verb: Verb, options: Options) -> Iterator[None]:
+def print_duration_hint(name: str, verb: Verb, options: Options, wanted: bool) -> Iterator[None]:
     """After a second of a long command, print what it does and how long it takes. By a thread,
     because nothing else runs while torch is imported; a command refused by then prints nothing."""
     from foundling.runtime.console import is_rank_zero
 
     hint = verb.duration_hint
     hint = hint if isinstance(hint, str) else hint(options)
-    if not hint or not is_rank_zero():
+    if not (wanted and hint and is_rank_zero()):
         yield
         return
     text, how = f"{name}: {verb.help}; {hint}", {"file": sys.stderr, "flush": True}
