@@ -34,6 +34,7 @@ from foundling.runtime.dist import (
     new_gloo_group,
     on_main,
 )
+from foundling.runtime.exits import StoppingError
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.processes import StopAgreement, stop_requested_here
 from foundling.runtime.progress import PROGRESS
@@ -75,10 +76,6 @@ class PeerFailedError(RuntimeError):
     """Another rank could not do its part, and this one did not begin what would need it."""
 
 
-class StoppingError(Exception):
-    """The job is to stop, and this work is left to the next start."""
-
-
 class NonFatal:
     """Work that may fail without ending the run: counts attempts, agrees on failures over ranks."""
 
@@ -116,6 +113,7 @@ class NonFatal:
         """StoppingError if the job is to stop: called now and then by work that takes long, which
         would otherwise be killed when the grace time is over. The same on every rank that takes
         part; where rank 0 works alone, only its own signals count."""
+        PROGRESS.move("evaluate")  # every batch is progress, however long all of them take
         if self._worst(int(stop_requested_here())):
             raise StoppingError
 
@@ -391,8 +389,8 @@ class Evaluation:
         settings = self.settings
         registry = Registry()
         # A file may be missing on one machine only: then no rank goes on to where they wait.
-        all_ranks = self.nonfatal_on_all_ranks
-        (tasks,) = all_ranks.same_on_all_ranks(registry.find(words) for words in [settings.tasks])
+        named = (registry.find(words) for words in [settings.tasks])
+        (tasks,) = self.nonfatal_on_all_ranks.same_on_all_ranks(named)
         results = Results(
             self.run.path / "evals" / f"step-{state.step}",
             source=str(self.run.path),
@@ -401,7 +399,6 @@ class Evaluation:
             stamp=f"{TRAINING}course {len(self.guard.record)}",
             more={"total_tokens": state.ledger.total.tokens},
         )
-        is_shared = state.mesh.is_sharded
         exam = Exam(
             tasks=tasks,
             baselines=registry.core.baselines if CORE in tasks else {},
@@ -409,8 +406,8 @@ class Evaluation:
             limit=settings.tasks_limit,
             max_tokens=self.train.batch_size * self.train.seq_len,
             asking=Asking(as_text=not self.is_chat),
-            split=not is_shared,
-            between=all_ranks.raise_if_stopping if is_shared else _stop_check_one_rank,
+            split=not state.mesh.is_sharded,
+            between=self.nonfatal.raise_if_stopping,
         )
         subject = Subject(
             model=state.model,
@@ -454,13 +451,6 @@ class Evaluation:
         self.metrics.scores(state.step, numbers)
         text = "  ".join(_in_words(results))
         say(f"  tasks at step {state.step}: {text} ({seconds:.0f} s)")
-
-
-def _stop_check_one_rank() -> None:
-    """StoppingError if this rank has a signal; the others learn of it at the next collective."""
-    PROGRESS.move("evaluate")  # every batch is progress, however long all of them take
-    if stop_requested_here():
-        raise StoppingError
 
 
 def _in_words(results: Results) -> Iterator[str]:

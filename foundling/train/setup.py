@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundling.checkpoint.folders import lock_folder
+from foundling.checkpoint.folders import lock_folder, step_of
 from foundling.checkpoint.manager import TIMEOUT_S, CheckpointManager
 from foundling.checkpoint.manifest import load_meta
 from foundling.checkpoint.paths import checkpoint_root
@@ -440,9 +440,8 @@ def restore(
     run = spec.run
     if checkpoint is not None:
         if not run.metrics_path.is_file():
-            raise MissingOrDamagedError(
-                f"{run.path} has no metrics.jsonl; {remedy_for_lost_lines(run, state.step)}."
-            )
+            remedy = remedy_for_lost_lines(run, step_of(checkpoint) or 0)
+            raise MissingOrDamagedError(f"{run.path} has no metrics.jsonl; {remedy}.")
         tensors = state.tensors()
         load_tensors(checkpoint, tensors, check=False)
         state.restore(load_meta(checkpoint), tensors)

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,7 @@ from foundling.optim.optimizer import set_lr
 from foundling.parallel.apply import accumulating
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.progress import collective
-from foundling.train.faults.anomaly import AnomalyGuard
+from foundling.train.faults.anomaly import AnomalyGuard, RefusedStepError
 from foundling.train.state import TrainState, allocate_gradients, autocast
 from foundling.train.token_ledger import Ledger, count_step
 
@@ -82,11 +83,16 @@ def train_step(
     Rejected: judging a step when the next one has begun, so that nothing waits for two numbers;
     every optimizer then needs a gate on the device (docs/decisions).
     """
+    grad_scaler = copy(state.grad_scaler)
     counts = count_step(_counted_batches(state, batches), options.sources, state.device)
     targets = max(counts.by_source.total.targets, 1)
     loss_sum, grad_norm = _gradients(state, batches, targets, options.document_mask, options.clip)
     # Before the optimizer sees it: one NaN in the moments poisons every later step.
-    _judge(state.step, loss_sum / targets, grad_norm, guard)
+    try:
+        _judge(state.step, loss_sum / targets, grad_norm, guard)
+    except RefusedStepError:
+        state.grad_scaler = grad_scaler
+        raise
     groups: dict[str, Tensor] = {}
     ratios: dict[str, Tensor] = {}
     before = None

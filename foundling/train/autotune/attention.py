@@ -139,14 +139,13 @@ def try_kernel(
         return Candidate(kernel.name, refusal=refusal)
     must_repeat = torch.are_deterministic_algorithms_enabled()
 
-    def error() -> float:
-        gap = worst_error(kernel, shape, spec, device, dtype)
+    def seconds() -> float:
         if must_repeat and not repeats(kernel, shape, spec, device, dtype):
             raise RuntimeError(UNSTEADY)
-        return gap
+        return _seconds(kernel, shape, spec, device, dtype, layers)
 
     found = try_candidate(
-        kernel.name, error, lambda: _seconds(kernel, shape, spec, device, dtype, layers)
+        kernel.name, lambda: worst_error(kernel, shape, spec, device, dtype), seconds
     )
     if must_repeat and any(words in found.refusal for words in DECLINED):
         return Candidate(kernel.name, refusal=NOT_REPEATED)

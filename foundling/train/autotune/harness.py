@@ -32,13 +32,12 @@ class Candidate:
 
 
 def try_candidate(name: str, error: Callable[[], float], seconds: Callable[[], float]) -> Candidate:
-    """Check a candidate against float64 and time it; whatever it throws is why it cannot be used.
-    In a deterministic run nothing is timed: a clock would let two equal runs differ."""
+    """Check a candidate against float64 and time it; whatever it throws is why it cannot be
+    used."""
     try:
         if not (gap := error()) <= TOLERANCE:
             return Candidate(name, refusal=f"wrong by {gap:.1e} of the norm")
-        is_timed = not torch.are_deterministic_algorithms_enabled()
-        return Candidate(name, seconds() if is_timed else 0.0)
+        return Candidate(name, seconds())
     except Exception as failure:  # whatever a kernel that does not fit throws
         return Candidate(name, refusal=first_line(failure))
 
@@ -81,7 +80,12 @@ def median_seconds(
 ) -> float:
     """Median seconds of one call, over about `seconds` of calls after two that warm up. Calls that
     take less than `at_least` are made in a row of about so long: the device works on one while
-    Python launches the next, as in a step that the host is ahead of."""
+    Python launches the next, as in a step that the host is ahead of. A deterministic run makes one
+    call, for 0 seconds: a clock would let two equal runs differ."""
+    if torch.are_deterministic_algorithms_enabled():
+        work()
+        synchronise(device)
+        return 0.0
     for _ in range(2):
         work()
     synchronise(device)

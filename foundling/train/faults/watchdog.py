@@ -88,18 +88,29 @@ class StopRequests:
             if self._path.stat().st_mtime_ns < self._started_ns:
                 self._path.unlink()
         name = f"hang-{time.strftime('%Y%m%d-%H%M%S')}-{self._rank}"
-        (self._folder / name).mkdir(exist_ok=True)
-        draft = self._draft(name, "")
-        try:
-            os.link(draft, self._path)  # whole and only once, which creating and writing is not
-        except FileExistsError:
-            (self._folder / name).rmdir()
-            return None
-        finally:
-            draft.unlink(missing_ok=True)
         request = StopRequest(self._folder / name)
+        request.folder.mkdir(exist_ok=True)
+        try:
+            self._create(self._draft(name, ""))
+        except OSError as error:
+            request.folder.rmdir()
+            if isinstance(error, FileExistsError):
+                return None
+            raise
         self.leave_evidence(request)
         return request
+
+    def _create(self, draft: Path) -> None:
+        """Make the file whole and only once; FileExistsError where it is there."""
+        try:
+            os.link(draft, self._path)
+        except FileExistsError:
+            raise
+        except OSError:  # a disk without links; what is read before it is whole counts as nothing
+            with open(self._path, "x") as file:
+                file.write(draft.read_text())
+        finally:
+            draft.unlink(missing_ok=True)
 
     def publish(self, request: StopRequest, finding: str) -> None:
         """Add the finding: every rank that reads it ends."""
@@ -147,6 +158,8 @@ SAVE_MARGIN_S = 60.0
 """Added to the limit of a save itself, whose own error says more than the watchdog's report."""
 HARD_EXIT_S = 30.0
 """Beyond the longest limit, a process whose watchdog gets no turn is ended from C."""
+SUSPENDED_S = 5.0
+"""Beyond four beats: a pause that lasted so much too long was a suspension."""
 FIRST_CHECKS_S = 0.5
 """Between checks until every neighbour was seen alive: only then is one known to be gone."""
 
@@ -239,6 +252,7 @@ class Watchdog:
             for act in (self._beat, self._check):  # a full disk must not end the watch
                 with contextlib.suppress(OSError):
                     act()
+            self._ran_at = time.monotonic()
 
     def _pause(self) -> float:
         is_new = any(rank not in self._neighbours for rank in self._local_ranks())
@@ -273,11 +287,10 @@ class Watchdog:
         write_heartbeat(self.folder, beat)
 
     def _excuse_suspension(self) -> None:
-        """A process that was suspended has not been idle all that time."""
-        now = time.monotonic()
-        away = now - self._ran_at - self.beat_s
-        self._ran_at = now
-        if away > 5 + 4 * self.beat_s:
+        """A process that was suspended has not been idle all that time; only the pause is looked at,
+        as a slow disk makes a beat long."""
+        away = time.monotonic() - self._ran_at - self.beat_s
+        if away > SUSPENDED_S + 4 * self.beat_s:
             PROGRESS.moved_at += away
 
     def _overdue(self) -> float:

@@ -128,6 +128,7 @@ def test_a_ledger_that_was_changed_stops_the_resume(
         train(tiny, run)
     assert lost.value.exit_code == Exit.DATA
     assert "bring the file back from a copy, or begin another run" in str(lost.value)
+    assert f"--start {run.path}@4 " in str(lost.value), "which is there"
     assert {path: path.read_bytes() for path in files} == files, "nothing is cut from them"
 
 

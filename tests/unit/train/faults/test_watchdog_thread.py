@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -254,3 +255,47 @@ def test_a_full_disk_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert not [line for line in maps if str(tmp_path) in line]
     assert len(looks) >= 2
     assert len(put_off) >= 2
+
+
+def test_a_hang_ends_the_process_on_a_disk_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    ends = Ends()
+    with Watchdog(RunDir(tmp_path), World(), CONFIG, end=ends):
+        PROGRESS.move("step", 1)
+        stuck_here(ends)
+    assert ends.codes[:1] == [Exit.WATCHDOG]
+    assert len(list((tmp_path / FOLDER).glob("hang-*"))) == 1
+
+
+def test_a_disk_that_is_full_at_the_request_keeps_no_empty_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    requests = watchdog.StopRequests(tmp_path, 0)
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        requests.claim()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_heartbeat_that_is_written_slowly_excuses_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*given: Any) -> None:
+        time.sleep(0.7)
+        write_heartbeat(*given)
+
+    ends = Ends()
+    with Watchdog(RunDir(tmp_path), World(), GuardConfig(hang_s=2.0), end=ends):
+        monkeypatch.setattr(watchdog, "SUSPENDED_S", 0.0)
+        monkeypatch.setattr(watchdog, "write_heartbeat", slow)
+        PROGRESS.move("step", 1)
+        stuck_here(ends)
+    assert ends.codes[:1] == [Exit.WATCHDOG]
