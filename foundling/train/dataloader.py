@@ -35,14 +35,14 @@ from foundling.train.start_point import DATA_FIELDS
 
 
 @dataclass(frozen=True)
-class DataRecord:
+class DataOrderState:
     """The `data` of run.json: the settings and segments that a run reads by."""
 
     settings: dict[str, Any]
     segments: tuple[Segment, ...]
 
 
-def data_record(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dict[str, Any]:
+def data_order_json(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dict[str, Any]:
     """The `data` of run.json, written to disk before any unit of a new segment is read."""
     return {
         "settings": dict(settings),
@@ -50,18 +50,17 @@ def data_record(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dic
     }
 
 
-def read_record(
+def read_data_order(
     run: RunDir, meta: Mapping[str, Any] | None, batch: int | None = None
-) -> DataRecord | None:
-    """The record of a run, or what its checkpoint says where it has not begun (a branch); None if
-    it has read nothing yet. `batch` is where the run stands, if that is not the checkpoint's
-    step."""
+) -> DataOrderState | None:
+    """The data order of a run, or what its checkpoint says where it has not begun (a branch); None
+    if it has read nothing yet. `batch` is where the run stands, if not at the checkpoint's step."""
     saved = _segments_from_json(meta["segments"]) if meta else ()
     if not run.exists:
-        return DataRecord(_recorded_settings(meta["config"]), saved) if meta else None
+        return DataOrderState(_recorded_settings(meta["config"]), saved) if meta else None
     try:
         data = run.read_info()["data"]
-        record = DataRecord(data["settings"], _segments_from_json(data["segments"]))
+        record = DataOrderState(data["settings"], _segments_from_json(data["segments"]))
     except (ValueError, KeyError, TypeError):
         raise RunError(
             f"{run.info_path} does not say what was read; bring it back from a copy."
@@ -329,7 +328,7 @@ class DataLoader:
         for name in segment.shards:
             self.datasets[name].verify(changed_only=True)  # the shards that have just come
         self._run.update_info(
-            data=data_record(data_settings(self._data, self._train), order.segments)
+            data=data_order_json(data_settings(self._data, self._train), order.segments)
         )
         step = self.skips.step_of(batch)
         shards = {name: list(span) for name, span in segment.shards.items()}
@@ -370,7 +369,7 @@ def _segments_of(
     """The segments to read by (rank 0); a change is recorded before anything is read by it."""
     batch = skips.batch_of(int(meta["step"]) if meta else 0)
     settings = data_settings(data, train)
-    record = read_record(run, meta, batch) if run.exists or meta else None
+    record = read_data_order(run, meta, batch) if run.exists or meta else None
     saved = record.segments if record else ()
     check_sources(saved, datasets, str(run.path))
     unchanged = record is not None and record.settings == settings
@@ -382,13 +381,13 @@ def _segments_of(
     if record is not None and not unchanged:
         _record_change(run, record, settings, order, batch, skips)
     if run.exists and not unchanged:
-        run.update_info(data=data_record(settings, order.segments))
+        run.update_info(data=data_order_json(settings, order.segments))
     return order.segments
 
 
 def _record_change(
     run: RunDir,
-    record: DataRecord,
+    record: DataOrderState,
     settings: Mapping[str, Any],
     order: Order,
     batch: int,

@@ -49,15 +49,15 @@ class GradScaler:
     patience: int = 2000
     """Steps that it holds before it is doubled."""
 
-    def overflowed(self) -> bool:
-        """Halve it; False where it cannot be any smaller."""
+    def back_off(self) -> bool:
+        """Halve the scale; False at the minimum."""
         if self.value <= MIN_SCALE:
             return False
         self.value, self.held = self.value / 2, 0
         return True
 
-    def count_step(self) -> None:
-        """Count one more, and double the scale once in a while."""
+    def grow_if_stable(self) -> None:
+        """Count a step, and double the scale after `patience` of them."""
         self.held += 1
         if self.held >= self.patience:
             self.value, self.held = min(self.value * 2, MAX_SCALE), 0

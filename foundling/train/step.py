@@ -85,7 +85,7 @@ def train_step(
     """
     grad_scaler = copy(state.grad_scaler)
     counts = count_step(_counted_batches(state, batches), options.sources, state.device)
-    targets = max(counts.by_source.total.targets, 1)
+    targets = max(counts.ledger.total.targets, 1)
     loss_sum, grad_norm = _gradients(state, batches, targets, options.document_mask, options.clip)
     # Before the optimizer sees it: one NaN in the moments poisons every later step.
     try:
@@ -106,9 +106,9 @@ def train_step(
         ratios = before.read()
     numbers = _to_floats([*groups.values(), *ratios.values()], state.device)
     state.step += 1
-    state.ledger = state.ledger.plus(counts.by_source)
+    state.ledger = state.ledger.plus(counts.ledger)
     if state.grad_scaler is not None:
-        state.grad_scaler.count_step()
+        state.grad_scaler.grow_if_stable()
     return StepResult(
         step=state.step,
         lr=options.lr,
@@ -116,7 +116,7 @@ def train_step(
         grad_norm=grad_norm,
         group_grad_norms=dict(zip(groups, numbers, strict=False)),
         update_ratios=dict(zip(ratios, numbers[len(groups) :], strict=True)),
-        counts=counts.by_source,
+        counts=counts.ledger,
         row_len=counts.row_len,
         total_tokens=state.ledger.total.tokens,
     )
@@ -151,7 +151,7 @@ def _counted_batches(state: TrainState, batches: "Sequence[Batch]") -> "Sequence
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Randomness inside a step is keyed, so no generator's state has to survive a restart."""
+    """Seed of a rank's random numbers in one step; derived, so that no generator state is saved."""
     digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -172,7 +172,7 @@ def _gradients(
         # Read together: each look at the device waits for all of its work.
         total, norm = torch.stack((loss, clip_(params, clip, state.fsdp1_group).to(loss))).tolist()
         overflow = math.isfinite(total) and not math.isfinite(norm)
-        if state.grad_scaler is None or not (overflow and state.grad_scaler.overflowed()):
+        if state.grad_scaler is None or not (overflow and state.grad_scaler.back_off()):
             return total, norm
         state.optimizer.zero_grad(set_to_none=True)
 
@@ -207,12 +207,12 @@ def _accumulate(
 # holds up all. What there is after the first step (modules, graphs, the model) is frozen out of the
 # search, and the rest is looked through once in a while, at the same step on every rank.
 
-EVERY = 50
+GC_INTERVAL = 50
 """Steps between collections; few objects of a step hang in cycles at all."""
 
 
 class GcControl:
-    """Collects every EVERY steps; `manual_gc` makes one."""
+    """Collects every GC_INTERVAL steps; `manual_gc` makes one."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -223,13 +223,13 @@ class GcControl:
             gc.collect()
             gc.freeze()
         self._steps += 1
-        if self._steps % EVERY == 0:
+        if self._steps % GC_INTERVAL == 0:
             gc.collect()
 
 
 @contextlib.contextmanager
 def manual_gc() -> Iterator[GcControl]:
-    """Disable automatic collection inside; the yielded control collects every EVERY steps."""
+    """Disable automatic collection inside; the yielded control collects every GC_INTERVAL steps."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

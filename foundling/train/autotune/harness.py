@@ -13,10 +13,10 @@ from foundling.plan.hardware import find_gpu, name_of_device
 from foundling.runtime.console import first_line
 from foundling.runtime.device import DeviceChoice, device_name, synchronise
 
-TOLERANCE = 3e-2
+MAX_KERNEL_ERROR = 3e-2
 """Largest relative error, in norm: bf16 has 1e-2 of it."""
 TIMING_S = 0.02
-"""Of timing for each candidate; three calls at least."""
+"""Seconds of timing per candidate; three calls at least."""
 IN_A_ROW_S, MOST_IN_A_ROW = 0.01, 64
 
 
@@ -35,7 +35,7 @@ def try_candidate(name: str, error: Callable[[], float], seconds: Callable[[], f
     """Check a candidate against float64 and time it; whatever it throws is why it cannot be
     used."""
     try:
-        if not (gap := error()) <= TOLERANCE:
+        if not (gap := error()) <= MAX_KERNEL_ERROR:
             return Candidate(name, refusal=f"wrong by {gap:.1e} of the norm")
         return Candidate(name, seconds())
     except Exception as failure:  # whatever a kernel that does not fit throws
@@ -53,7 +53,7 @@ def pick(tried: Sequence[Candidate]) -> tuple[list[Candidate], str]:
     return working, f"launched: {times}"
 
 
-def beside_float64(
+def pairs_with_float64(
     function: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
     """The result and the gradients of `inputs`, each beside what `exact` makes of the same inputs
@@ -67,11 +67,11 @@ def beside_float64(
     return list(zip(found, wanted, strict=True))
 
 
-def worst_gap(
+def max_relative_error(
     function: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> float:
     """Largest relative error, in norm, of result and gradients against float64."""
-    pairs = beside_float64(function, exact, inputs)
+    pairs = pairs_with_float64(function, exact, inputs)
     return max(float((f.double() - w).norm() / w.norm().clamp(min=1e-30)) for f, w in pairs)
 
 
@@ -80,12 +80,7 @@ def median_seconds(
 ) -> float:
     """Median seconds of one call, over about `seconds` of calls after two that warm up. Calls that
     take less than `at_least` are made in a row of about so long: the device works on one while
-    Python launches the next, as in a step that the host is ahead of. A deterministic run makes one
-    call, for 0 seconds: a clock would let two equal runs differ."""
-    if torch.are_deterministic_algorithms_enabled():
-        work()
-        synchronise(device)
-        return 0.0
+    Python launches the next, as in a step that the host is ahead of."""
     for _ in range(2):
         work()
     synchronise(device)
@@ -102,6 +97,18 @@ def median_seconds(
             in_a_row = min(math.ceil(at_least / times[-1]), MOST_IN_A_ROW)
             times.clear()
     return sorted(times)[len(times) // 2]
+
+
+def candidate_seconds(
+    work: Callable[[], object], device: torch.device, *, at_least: float = 0.0
+) -> float:
+    """Median seconds of one call of a candidate. A deterministic run makes one call, for 0 seconds:
+    a clock would let two equal runs differ."""
+    if torch.are_deterministic_algorithms_enabled():
+        work()
+        synchronise(device)
+        return 0.0
+    return median_seconds(work, device, TIMING_S, at_least=at_least)
 
 
 def sheet_peak(choice: DeviceChoice) -> tuple[float, str] | None:

@@ -17,7 +17,7 @@ from foundling.report.runs import describe_run, show_run
 from foundling.runtime.lock import RunLock
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.runtime.run_reader import read_ledger
-from foundling.train.dataloader import read_record
+from foundling.train.dataloader import read_data_order
 from foundling.train.faults.anomaly import Intervention, log_intervention
 from foundling.train.loop import train
 
@@ -46,7 +46,7 @@ def resumed(
 
 
 def order_of(run: RunDir) -> Order:
-    record = read_record(run, None)
+    record = read_data_order(run, None)
     assert record is not None
     return Order(1, record.segments)
 

@@ -154,7 +154,8 @@ def test_a_step_that_is_counted_wrong_is_never_saved(
     def twice(*args: Any) -> StepCounts:
         counts = real(*args)
         extra = {
-            name: replace(e, units=e.units + 1) for name, e in counts.by_source.sources.items()
+            name: replace(e, units=e.units + 1)
+            for name, e in counts.ledger.by_source_without_filler.items()
         }
         return StepCounts(Ledger(extra), counts.row_len)
 
@@ -185,5 +186,5 @@ def test_lines_that_change_while_it_trains_stop_it_at_the_end(
 
 def test_filler_is_no_source() -> None:
     ledger = Ledger({"a": TokenCounts(units=1, positions=4), "filler": TokenCounts(positions=8)})
-    assert list(ledger.sources) == ["a"]
+    assert list(ledger.by_source_without_filler) == ["a"]
     assert ledger.total.positions == 12
