@@ -70,8 +70,8 @@ def snapshot_on_oom(folder: Path) -> Iterator[None]:
         with translate_out_of_memory():
             yield
     except torch.OutOfMemoryError as error:
-        if sentence := snapshot_sentence(_SnapshotTarget.path):
-            error.add_note(sentence)
+        if (path := _SnapshotTarget.path).is_file():
+            error.add_note(f"a snapshot of it is in {path}: look at it on pytorch.org/memory_viz.")
         raise
     finally:
         _SnapshotTarget.path = before
@@ -107,13 +107,6 @@ def too_large_sentence(train: TrainConfig) -> str:
         " into the device's memory; lower train.batch_size, set parallel.recompute, or see"
         " `foundling plan`"
     )
-
-
-def snapshot_sentence(path: Path) -> str:
-    """Where the snapshot is and what to do with it; empty if there is none."""
-    if not path.is_file():
-        return ""
-    return f"a snapshot of it is in {path}: look at it on pytorch.org/memory_viz."
 
 
 def snapshot_note(error: BaseException) -> str:

@@ -84,7 +84,9 @@ def train_step(
     every optimizer then needs a gate on the device (docs/decisions).
     """
     grad_scaler = copy(state.grad_scaler)
-    counts = count_step(_counted_batches(state, batches), options.sources, state.device)
+    # Tensor-parallel ranks read the same rows: one of them counts.
+    counted = batches if state.mesh.is_tp_leader else ()
+    counts = count_step(counted, options.sources, state.device)
     targets = max(counts.ledger.total.targets, 1)
     loss_sum, grad_norm = _gradients(state, batches, targets, options.document_mask, options.clip)
     # Before the optimizer sees it: one NaN in the moments poisons every later step.
@@ -143,11 +145,6 @@ def _to_floats(numbers: list[Tensor], device: torch.device) -> list[float]:
 
 def _accumulator_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # MPS has no doubles
-
-
-def _counted_batches(state: TrainState, batches: "Sequence[Batch]") -> "Sequence[Batch]":
-    """Tensor-parallel ranks read the same rows: one of them counts."""
-    return batches if state.mesh.is_tp_leader else ()
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

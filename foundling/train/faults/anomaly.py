@@ -284,11 +284,9 @@ class AnomalyGuard:
 
     def restore(self, meta: Mapping[str, Any]) -> None:
         """Load the history of the checkpoint that the run stands at now; interventions stay."""
-        saved = meta.get("guard")
-        if saved is not None:
+        self.history = SpikeDetector(WINDOW)
+        if saved := meta.get("guard"):
             self.history = SpikeDetector.from_json(WINDOW, saved["history"])
-        else:
-            self.history = SpikeDetector(WINDOW)
 
     def _in_a_row(self, refused: RefusedStep) -> list[Intervention]:
         """Batches that were left out at this very step, the first one first."""

@@ -50,7 +50,8 @@ def handle_refused_step(
     with PROGRESS.during("roll back"):
         target = _target(checkpoints, guard, error) if guard.needs_rollback(refused) else None
         done = guard.decide(refused, step_of(target) if target is not None else None)
-        on_main(lambda: _log_intervention(run, guard, done, order))
+        samples = [samples_of(order, batch) for batch in range(*done.skipped)]
+        on_main(lambda: log_intervention(run, len(guard.interventions), done, samples))
         guard.record_intervention(done)
         if done.back_to is None or target is None:
             warn(f"{refused.describe()}; the update was not taken and {_left_out(done)} left out.")
@@ -106,11 +107,6 @@ def _go_back(path: Folder, guard: AnomalyGuard, state: TrainState, run: RunDir) 
     state.restore(meta, tensors)
     guard.restore(meta)
     on_main(lambda: cut_lines(run.metrics_path, state.step))
-
-
-def _log_intervention(run: RunDir, guard: AnomalyGuard, done: Intervention, order: Order) -> None:
-    samples = [samples_of(order, batch) for batch in range(*done.skipped)]
-    log_intervention(run, len(guard.interventions), done, samples)
 
 
 def _left_out(done: Intervention) -> str:
