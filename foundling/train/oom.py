@@ -85,7 +85,11 @@ def refuse_on_oom(train: TrainConfig) -> Iterator[None]:
     except OutOfMemoryLaterError:
         raise
     except torch.OutOfMemoryError as error:
-        raise RunError(f"{too_large_sentence(train)}{snapshot_note(error) or '.'}") from error
+        raise RunError(
+            f"a step of {train.batch_size} rows of {train.seq_len} tokens does not fit"
+            " into the device's memory; lower train.batch_size, set parallel.recompute, or see"
+            f" `foundling plan`{snapshot_note(error) or '.'}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -98,15 +102,6 @@ def mark_oom_after_success(has_fitted: Callable[[], bool]) -> Iterator[None]:
         if not has_fitted():
             raise
         raise OutOfMemoryLaterError(f"after steps that had fitted: {error}") from error
-
-
-def too_large_sentence(train: TrainConfig) -> str:
-    """The sentence for a step that does not fit, with the remedies."""
-    return (
-        f"a step of {train.batch_size} rows of {train.seq_len} tokens does not fit"
-        " into the device's memory; lower train.batch_size, set parallel.recompute, or see"
-        " `foundling plan`"
-    )
 
 
 def snapshot_note(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from foundling.model.kernels.attention_backends import note_count
 from foundling.optim.gradients import UpdateRatio, clip_, group_grad_norms, unscale_
 from foundling.optim.optimizer import set_lr
 from foundling.parallel.apply import accumulating
+from foundling.parallel.tensor_parallel import sum_replicated_gradients
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.progress import collective
 from foundling.train.faults.anomaly import AnomalyGuard, RefusedStepError
@@ -162,7 +163,8 @@ def _gradients(
         torch.manual_seed(step_seed(state.seed, state.step, state.world.rank))
         loss_sum = _accumulate(state, batches, targets, document_mask)
         loss = sum_over_ranks(loss_sum, "loss")
-        state.reduce_tp_gradients()
+        if state.mesh.layout.tensor > 1:
+            sum_replicated_gradients(state.model)
         params = [param for _, param in state.params()]
         if state.grad_scaler is not None:
             unscale_(params, state.grad_scaler.value)

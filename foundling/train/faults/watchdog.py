@@ -103,9 +103,7 @@ class AbortRequests:
         """Make the file whole and only once; FileExistsError where it is there."""
         try:
             os.link(draft, self._path)
-        except FileExistsError:
-            raise
-        except OSError:  # a disk without links; what is read before it is whole counts as nothing
+        except OSError:  # perhaps a disk without links; a file read before it is whole is none
             with open(self._path, "x") as file:
                 file.write(draft.read_text())
         finally:
