@@ -18,7 +18,7 @@ from benchmarks.with_transformers import llama_obstacle
 from foundling.bench.generate import bench_generate, describe_generate
 from foundling.cli.bench import sized_config
 from foundling.cli.main import main_of
-from foundling.cli.options import DEVICE, Option, Options, Verb, positive, positives
+from foundling.cli.options import DEVICE, Option, Options, Verb, positive, positive_ints
 from foundling.config.errors import CheckpointError, ConfigError
 from foundling.config.model import ModelConfig
 from foundling.profiling.ceilings import measure_ceilings
@@ -91,7 +91,7 @@ def time_continuous(model: Any, batch: int, prompt: int, new: int) -> float | No
 
 OPTIONS = (
     Option("target", "preset, YAML file, or run directory: a Llama's shape"),
-    Option("--batch", "requests at a time", positives, "1,8"),
+    Option("--batch", "requests at a time", positive_ints, "1,8"),
     Option("--prompt", "tokens of their prompts", positive, 512),
     Option("--new", "new tokens of each", positive, 128),
     Option("--weights", "precision; by default bf16 on CUDA, else fp32", ("fp32", "bf16")),

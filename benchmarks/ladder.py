@@ -20,13 +20,13 @@ from foundling.cli.options import (
     TARGET,
     Option,
     Options,
-    Settings,
     Verb,
-    above_zero,
     positive,
-    positives,
+    positive_float,
+    positive_ints,
     print_json,
     print_lines,
+    refuse_given,
     say_on_stderr,
 )
 from foundling.runtime.processes import ChildResult, run_child
@@ -219,10 +219,10 @@ def _not_theirs(rungs: list[Climbed]) -> list[str]:
 OPTIONS = (
     TARGET,
     Option("--steps", "steps that are timed", positive, 5),
-    Option("--only", "some rungs, such as 1,4", positives),
+    Option("--only", "some rungs, such as 1,4", positive_ints),
     Option("--most", "rows to try at most", positive, 256),
-    Option("--limit-gb", "GB to use at most; 85: an H100 of 80 GiB", above_zero),
-    Option("--limit", "seconds that a rung may take", above_zero, 900.0),
+    Option("--limit-gb", "GB to use at most; 85: an H100 of 80 GiB", positive_float),
+    Option("--limit", "seconds that a rung may take", positive_float, 900.0),
     JSON,
 )
 
@@ -238,7 +238,7 @@ def _run(options: Options) -> None:
     alone(config)
     there = choose_device(config.train.device, config.train.dtype).device
     refuse_cap(there, options.limit_gb or 0.0)
-    _refuse_set_by_rungs(options.settings)
+    _refuse_set_by_rungs(options)
     climbed = bench_ladder(
         config,
         steps=options.steps,
@@ -257,15 +257,12 @@ def _run(options: Options) -> None:
         raise SystemExit(1)
 
 
-def _refuse_set_by_rungs(settings: Settings) -> None:
+def _refuse_set_by_rungs(options: Options) -> None:
     from foundling.bench.loss_check import PLAIN
 
     own = {*(f"train.{name}" for name in (*PLAIN, "batch_size")), "parallel.recompute"}
     own |= {"model.dropout", "optim.name"}
-    given = {f"--{name}": name for name in settings if name.replace("-", "_") in own}
-    from foundling.bench.batch_size import refuse_unused
-
-    refuse_unused(given, "on a ladder, whose rungs set it")
+    refuse_given(options, sorted(own), "on a ladder, whose rungs set it")
 
 
 def _told(rungs: Iterable[Climbed], total: int) -> list[Climbed]:

@@ -16,7 +16,7 @@ from foundling.data.segments import Segment
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train import dataloader
-from foundling.train.dataloader import read_record
+from foundling.train.dataloader import read_data_order
 
 ALL = 99
 """More shards than there are."""
@@ -67,7 +67,7 @@ def building(whole: Path, folder: Path, run: RunDir, every_s: float) -> Iterator
 
 def segments(run: RunDir) -> tuple[Segment, ...]:
     """The points that a run recorded."""
-    record = read_record(run, None)
+    record = read_data_order(run, None)
     assert record is not None
     return record.segments
 

@@ -6,7 +6,7 @@ docs/performance.md has the 1.24B model's figures at 44.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -144,13 +144,6 @@ def refuse_unwritable(path: Path, option: str) -> None:
     writable = os.access(path if path.exists() else home, os.W_OK)
     if path.is_dir() or not home.is_dir() or not writable:
         raise ConfigError(f"{option} {path} cannot be written; give another file.")
-
-
-def refuse_unused(given: Mapping[str, object], because: str) -> None:
-    """Options that were given (not None) and have no effect."""
-    for option, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{option} has no effect {because}; leave it out.")
 
 
 def refuse_cap(device: torch.device, gigabytes: float) -> None:

@@ -34,12 +34,12 @@ from foundling.runtime.device import (
     reset_peak_memory,
 )
 from foundling.train.autotune.attention import AttentionShape, reference
-from foundling.train.autotune.harness import IN_A_ROW_S, beside_float64, median_seconds
+from foundling.train.autotune.harness import IN_A_ROW_S, median_seconds, pairs_with_float64
 from foundling.train.autotune.loss import (
     CHECKED_ROWS,
     Loss,
     available_losses,
-    compared_with_float64,
+    float64_check_inputs,
     forward_backward,
     plain_loss_fn,
     random_inputs,
@@ -250,7 +250,7 @@ def _error(kernel: Kernel, spec: MaskSpec, q: Tensor, k: Tensor, v: Tensor) -> f
     seen = kernel.mask(one, q.shape[2], q.device)
     return max(
         _gap(found, wanted, least=1e-12)
-        for found, wanted in beside_float64(
+        for found, wanted in pairs_with_float64(
             lambda q, k, v: kernel.attend(q, k, v, seen, 0.0),
             lambda q, k, v: reference(one, q, k, v),
             [part.detach().clone().requires_grad_() for part in slices],
@@ -313,7 +313,7 @@ def _measured_loss(config: RunConfig, choice: DeviceChoice, loss: Loss, seconds:
     work()
     peak = memory_usage(choice.device)["memory_peak"] - before
     took = median_seconds(work, choice.device, seconds)
-    pairs = beside_float64(*compared_with_float64(loss, config.model, config.train, choice))
+    pairs = pairs_with_float64(*float64_check_inputs(loss, config.model, config.train, choice))
     loss_error, *errors = (_gap(found, wanted) for found, wanted in pairs)
     return {
         "seconds": took,

@@ -12,14 +12,13 @@ from foundling.cli.options import (
     WEIGHTS,
     Option,
     Options,
-    Settings,
     Verb,
-    above_zero,
     comma_list,
     config_of,
     count,
     positive,
-    positives,
+    positive_float,
+    positive_ints,
     print_json,
     print_lines,
     refuse_given,
@@ -52,8 +51,8 @@ MEASURING = (
     Option("--check-rows", "rows of its later steps; 0: as timed", count, 4),
     Option("--check-data", "data set it reads (default: --data's, or the hamlet)", Path),
     Option("--reference", "file that keeps the reference's losses", Path),
-    Option("--tolerance", "of its loss (default: by dtype)", above_zero),
-    Option("--limit-gb", "memory to use: a smaller card", above_zero),
+    Option("--tolerance", "of its loss (default: by dtype)", positive_float),
+    Option("--limit-gb", "memory to use: a smaller card", positive_float),
     Option("--against", "fail below 97% of this file's figure", Path),
     Option("--record", "add the figure to this file, or replace it", Path),
 )
@@ -64,26 +63,26 @@ _TRAIN_OPTIONS = (
         "--profile",
         "where a step's time goes, against its ceilings",
         bool,
-        allows=("settings", "batch", "steps", "json"),
+        only_with=("settings", "batch", "steps", "json"),
     ),
-    Option("--trace", "chrome trace to write", Path, "trace.json.gz", needs="profile"),
-    Option("--profiled", "steps that are profiled", positive, 2, needs="profile"),
-    Option("--quick", "measure fewer ceilings", bool, needs="profile"),
+    Option("--trace", "chrome trace to write", Path, "trace.json.gz", requires="profile"),
+    Option("--profiled", "steps that are profiled", positive, 2, requires="profile"),
+    Option("--quick", "measure fewer ceilings", bool, requires="profile"),
     Option(
         "--memory",
         "what a step holds, layer by layer",
         bool,
-        allows=("settings", "batch", "json"),
+        only_with=("settings", "batch", "json"),
     ),
-    Option("--snapshot", "write the allocator's own account (CUDA)", Path, needs="memory"),
+    Option("--snapshot", "write the allocator's own account (CUDA)", Path, requires="memory"),
     Option(
         "--layouts",
         "speed, memory and communication of ddp,fsdp2 or all layouts",
-        allows=("settings", "steps", "json"),
+        only_with=("settings", "steps", "json"),
         metavar="A,B",
     ),
-    Option("--nproc", "processes (default: one a GPU, or 4)", positive, needs="layouts"),
-    Option("--limit", "seconds of each", above_zero, 600.0, needs="layouts"),
+    Option("--nproc", "processes (default: one a GPU, or 4)", positive, requires="layouts"),
+    Option("--limit", "seconds of each", positive_float, 600.0, requires="layouts"),
 )
 
 
@@ -136,7 +135,7 @@ _KERNEL_OPTIONS = (
         metavar="PARTS",
     ),
     Option("--batch", "rows (default: the config's)", positive),
-    Option("--seconds", "of each measurement", above_zero, 0.3),
+    Option("--seconds", "of each measurement", positive_float, 0.3),
     JSON,
 )
 
@@ -171,10 +170,10 @@ def _kernels(options: Options) -> None:
     if "attention" in parts:
         own = ("train.kernels.attention", "train.kernels.attention_masked")
         because = "where every kernel is launched (--only attention:NAME takes one)"
-        _refuse_settings(options.settings, own, because)
+        refuse_given(options, own, because)
     if "loss" in parts:
         because = "where every loss is computed (--only loss:NAME takes one)"
-        _refuse_settings(options.settings, ["train.kernels.loss"], because)
+        refuse_given(options, ["train.kernels.loss"], because)
     if options.batch and set(parts) == {"optimizer"}:
         raise ConfigError(
             "--batch has no effect on an optimizer, which sees no rows; leave it out."
@@ -203,14 +202,6 @@ def _memory(options: Options) -> None:
 
     found = bench_memory(sized_config(options, options.batch), options.snapshot, say_on_stderr)
     print_json(found.to_json()) if options.json else print_lines(describe_memory(found))
-
-
-def _refuse_settings(settings: Settings, own: Iterable[str], because: str) -> None:
-    """Settings that a bench sets by itself."""
-    from foundling.bench.batch_size import refuse_unused
-
-    given = {name.replace("-", "_"): name for name in settings}
-    refuse_unused({f"--{name}": given.get(name) for name in own}, because)
 
 
 def sized_config(options: Options, batch: str | int | None = None) -> "RunConfig":
@@ -333,11 +324,11 @@ def _duration_hint(options: Options) -> str:
 
 _GENERATE_OPTIONS = (
     Option("target", "preset, YAML file, or run directory: the model's shape"),
-    Option("--batch", "requests at a time", positives, "1,8"),
+    Option("--batch", "requests at a time", positive_ints, "1,8"),
     Option("--prompt", "tokens of their prompts", positive, 512),
     Option("--new", "new tokens of each", positive, 128),
     Option("--sampling", "some of greedy,temperature,top-p", comma_list, "greedy,temperature"),
-    Option("--first", "lengths of prompts whose first token is timed", positives, "2048"),
+    Option("--first", "lengths of prompts whose first token is timed", positive_ints, "2048"),
     Option("--rounds", "of which the median counts", positive, 3),
     WEIGHTS,
     DEVICE,

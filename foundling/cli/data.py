@@ -1,24 +1,26 @@
 """`foundling data ...` and `fetch`: build, inspect, verify and download data sets."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundling.cli.options import (
     FORCE,
     JSON,
+    TASK_FILES,
     Option,
     Options,
     Verb,
     bytes_bar,
     comma_list,
     count,
+    fraction,
     free_text,
-    output,
+    output_option,
     positive,
     print_json,
     print_lines,
     refuse_given,
-    share,
 )
 from foundling.config.errors import ConfigError
 
@@ -54,11 +56,11 @@ _BUILD_OPTIONS = (
         " Arrow (.gz, .zst, .xz, .bz2 too), hf://datasets/OWNER/NAME[@config][:split], or a recipe",
         nargs="*",
     ),
-    output("folder to write (for a recipe: data/NAME)", metavar="DIR"),
+    output_option("folder to write (for a recipe: data/NAME)", metavar="DIR"),
     Option("--tokenizer", "folder, or hf://OWNER/NAME (for a recipe: GPT-2's)"),
     Option("--tokens", "stop after this many tokens for training", positive),
     Option("--documents", "read only so many rows of each source", positive),
-    Option("--val-share", "share of rows held out", share, 0.02),
+    Option("--val-share", "share of rows held out", fraction, 0.02),
     Option("--seed", "seed of Hamlet and of the shuffle", int, 1),
     *READING,
     Option("--filter", "quality filter of datatrove, before the build", _FILTERS, nargs="append"),
@@ -69,7 +71,7 @@ _BUILD_OPTIONS = (
         nargs="+",
         metavar="PATH",
     ),
-    Option("--max-bad", "share of unusable rows that stops the build", share, 0.05),
+    Option("--max-bad", "share of unusable rows that stops the build", fraction, 0.05),
     Option("--shard-tokens", "tokens of a shard at most", positive, "100M"),
     Option("--workers", "processes (default: one a core)", positive),
     Option(
@@ -84,7 +86,7 @@ _BUILD_OPTIONS = (
         "list the recipes or published mixtures, and build nothing",
         ("recipes", "mixtures"),
         nargs="?",
-        allows=(),
+        only_with=(),
     ),
 )
 
@@ -190,11 +192,9 @@ _VERIFY_OPTIONS = (
     Option("--workers", "threads (default: all cores)", count),
     JSON,
     Option("--against", "look for 13 words in a row of these tasks: core,gsm8k", comma_list),
-    Option("--tokenizer", "reads the data set (default: the one in it)", needs="against"),
-    Option("--bundle", "evaluation bundle of CORE, zip or folder", needs="against"),
-    Option("--task-data", "folder with the files of tasks", needs="against"),
-    Option("--task-file", "Python file with your tasks", nargs="append", needs="against"),
-    output("write what was found, for `eval --contaminated`", needs="against"),
+    Option("--tokenizer", "reads the data set (default: the one in it)", requires="against"),
+    *(replace(option, requires="against") for option in TASK_FILES),
+    output_option("write what was found, for `eval --contaminated`", requires="against"),
     FORCE,
 )
 
@@ -272,8 +272,8 @@ _INSPECT_OPTIONS = (
     ),
     Option("--packing", "data.packing of the run", ("concat", "bestfit", "pad"), "bestfit"),
     Option("--ids", "add a table with every id", bool),
-    Option("--stats", "count what a data set holds instead", bool, allows=("seq_len",)),
-    Option("--json", "print as JSON", bool, needs="stats"),
+    Option("--stats", "count what a data set holds instead", bool, only_with=("seq_len",)),
+    Option("--json", "print as JSON", bool, requires="stats"),
 )
 
 
@@ -320,60 +320,42 @@ def _rows_of_data_set(options: Options) -> "tuple[str, list[RenderableType]]":
     """Rows of a data set."""
     from foundling.data.dataset import TOKENIZER_FOLDER, DataSet
     from foundling.data.inspect_rows import inspect_rows
+    from foundling.data.shard import own_tokenizer
     from foundling.runtime.console import console
-    from foundling.tokenizer.tokenizer import Tokenizer
 
     folder = Path(options.data)
     if options.tokenizer is not None:
         raise ConfigError(f"{folder} has its own tokenizer; leave --tokenizer out.")
-    split = "val" if options.val else "train"
-    seq_len = options.seq_len or 256
     dataset = DataSet(folder, split="val" if options.val else "train")
-    tokenizer = Tokenizer.load(folder / TOKENIZER_FOLDER)
-    if tokenizer.fingerprint != dataset.manifest.tokenizer:
-        raise ConfigError(
-            f"{folder / TOKENIZER_FOLDER} is not the tokenizer of the data set; see `foundling data"
-            f" verify {folder}`."
-        )
-    rows = dataset.units(seq_len, options.packing)
-    if not 0 <= options.first < rows:
-        raise ConfigError(
-            f"--first {options.first} is outside the {rows} {split} rows of {folder}."
-        )
     shown = inspect_rows(
         dataset,
-        tokenizer,
-        seq_len=seq_len,
+        own_tokenizer(folder / TOKENIZER_FOLDER, dataset.manifest),
+        seq_len=options.seq_len or 256,
         packing=options.packing,
-        units=range(options.first, min(options.first + options.rows, rows)),
+        first=options.first,
+        count=options.rows,
         ids=options.ids,
         colour=console().is_terminal,
     )
-    return f"{folder}, {split} split", shown
+    return f"{folder}, {dataset.split} split", shown
 
 
 def _rows_of_source(options: Options) -> "tuple[str, list[RenderableType]]":
     """What rows of a source would become."""
     from foundling.data.inspect_rows import inspect_source
     from foundling.data.open_source import open_source
-    from foundling.data.readers.source import VAL_SHARE, is_held_out, unusable
     from foundling.runtime.console import console
     from foundling.tokenizer.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.load(options.tokenizer)
-    rows = iter(open_source(options.data))
-    if options.val:
-        rows = (
-            row
-            for row in rows
-            if unusable(row, row.messages is not None) is None and is_held_out(row, VAL_SHARE)
-        )
+    because = f"on {options.data}, which is not a built data set and so not packed"
+    refuse_given(options, ("seq_len", "packing"), because)
     parts = list(
         inspect_source(
-            rows,
-            tokenizer,
+            open_source(options.data),
+            Tokenizer.load(options.tokenizer),
             first=options.first,
             count=options.rows,
+            only_held_out=options.val,
             ids=options.ids,
             colour=console().is_terminal,
         )
@@ -398,7 +380,7 @@ _FETCH_OPTIONS = (
         metavar="FILTER",
     ),
     Option("--workers", "files on their way at once", positive, 8),
-    output("of a tokenizer: folder to write (default: hub's cache)", metavar="DIR"),
+    output_option("of a tokenizer: folder to write (default: hub's cache)", metavar="DIR"),
 )
 
 

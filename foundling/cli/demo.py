@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from foundling.config.data_manifest import MANIFEST_NAME
 from foundling.config.errors import RunError
 from foundling.runtime.console import say
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.run_dir import LineFile, RunDir
 from foundling.runtime.run_reader import final_scores, step_lines
 
-RunVerb = Callable[[Sequence[str]], int]
+RunVerb = Callable[[Sequence[str]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +135,12 @@ def steps(folder: Path, scale: Scale, seed: int) -> list[DemoStep]:
         DemoStep(
             "documents become shards",
             _command("data build hamlet", output=text, tokens=scale.text_tokens, **build),
-            (text / "manifest.json").is_file,
+            (text / MANIFEST_NAME).is_file,
         ),
         DemoStep(
             "conversations become shards",
             _command("data build hamlet:chat", output=chat, tokens=scale.chat_tokens, **build),
-            (chat / "manifest.json").is_file,
+            (chat / MANIFEST_NAME).is_file,
         ),
         DemoStep("the plan", _command("plan hamlet", **pretraining), lambda: _finished(pretrain)),
         DemoStep(

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,13 @@ from foundling.cli.options import (
     Option,
     Options,
     Verb,
-    above_zero,
     comma_list,
     config_of,
     count,
     default_run,
     positive,
-    positives,
+    positive_float,
+    positive_ints,
     print_json,
     print_lines,
     say_on_stderr,
@@ -27,30 +27,31 @@ from foundling.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from foundling.config.run import RunConfig
-    from foundling.doctor.checks import CheckResult, DoctorRequest
+    from foundling.doctor.checks import DoctorRequest
 
 
 _PROFILES = ("pods", "frontier", "infiniband")
 """Whole sets of variables, tried last."""
 _DOCTOR_OPTIONS = (
-    Option("target", "preset, YAML file, or run directory", nargs="?"),
+    replace(TARGET, nargs="?"),
     Option("--run", "run directory to be (default: runs/TARGET)", Path),
     Option("--nproc", "start so many ranks here and look at them together", positive),
     Option("--thorough", "hash all data and checkpoints", bool),
-    Option("--limit", "seconds for each check that may hang", above_zero, 60.0),
+    Option("--limit", "seconds for each check that may hang", positive_float, 60.0),
     JSON,
     Option(
         "--node",
         "only whether this node can write to --run and its GPUs answer, for a job's script;"
         " otherwise note it in RUN/bad_nodes and end with 71",
         bool,
-        allows=("run", "limit"),
+        only_with=("run", "limit"),
     ),
-    Option("--gpus", "GPUs that must answer", count, 0, needs="node"),
+    Option("--gpus", "GPUs that must answer", count, 0, requires="node"),
 )
 
 
 def _doctor(options: Options) -> None:
+    from foundling.doctor.checks import asked_about
     from foundling.launch.environment import detect_environment, join_slurm
     from foundling.runtime.exits import OUTCOMES, EndOfRun
 
@@ -60,18 +61,19 @@ def _doctor(options: Options) -> None:
         raise ConfigError("settings need a TARGET that they belong to; name one.")
     config = config_of(options.target, options.settings) if options.target else None
     run = options.run or (default_run(options.target) if options.target else None)
+    asked = asked_about(config, run, thorough=options.thorough, limit_s=options.limit)
     place = detect_environment(options.nproc)
     if place.kind == "rank":
         if options.nproc is not None:
             raise ConfigError("--nproc has no effect as a rank of a job; give it to the launcher.")
         join_slurm(place)
-        code, sentence = _as_rank(_doctor_request(config, run, options), run, options)
+        code, sentence = _as_rank(asked, run, options)
         if OUTCOMES in os.environ:
             sentence = ""  # our launcher prints the sentence, rank 0 the table
     elif options.nproc is not None or place.kind == "node":
         code, sentence = _launched(config, run, options, place)
     else:
-        code, sentence = _alone(_doctor_request(config, run, options), options)
+        code, sentence = _alone(asked, options)
     if code:
         raise EndOfRun(code, sentence)
     return None
@@ -86,14 +88,6 @@ def _node(options: Options) -> None:
     preflight(options.run, options.gpus, options.limit)
 
 
-def _doctor_request(
-    config: "RunConfig | None", run: Path | None, options: Options
-) -> "DoctorRequest":
-    from foundling.doctor.checks import asked_about
-
-    return asked_about(config, run, thorough=options.thorough, limit_s=options.limit)
-
-
 def _profiles() -> dict[str, dict[str, str]]:
     from foundling.launch.slurm import environment, find_profile
 
@@ -101,6 +95,7 @@ def _profiles() -> dict[str, dict[str, str]]:
 
 
 def _alone(asked: "DoctorRequest", options: Options) -> tuple[int, str]:
+    from foundling.doctor.checks import results_json, verdict_of
     from foundling.doctor.examine import examine
 
     lines = []
@@ -109,13 +104,13 @@ def _alone(asked: "DoctorRequest", options: Options) -> tuple[int, str]:
         if not options.json:
             print(line, flush=True)
     if options.json:
-        print_json(_as_json([("", lines)]))
-    return _verdict(lines, is_job=False)
+        print_json(results_json([("", lines)]))
+    return verdict_of(lines, is_job=False)
 
 
 def _as_rank(asked: "DoctorRequest", run: Path | None, options: Options) -> tuple[int, str]:
     """Rank 0's exit code is the job's, the others' are their nodes'."""
-    from foundling.doctor.checks import gathered
+    from foundling.doctor.checks import gathered, results_json, verdict_of
     from foundling.doctor.examine import examine_together
     from foundling.launch.bad_nodes import note_bad_node
 
@@ -124,12 +119,12 @@ def _as_rank(asked: "DoctorRequest", run: Path | None, options: Options) -> tupl
     if bad and run is not None and run.is_dir():
         note_bad_node(run, bad[0].text)
     if int(os.environ["RANK"]):
-        return _verdict(mine, is_job=True)
+        return verdict_of(mine, is_job=True)
     if options.json:
-        print_json(_as_json(everything))
+        print_json(results_json(everything))
     else:
         print_lines(gathered(everything))
-    return _verdict([line for _, lines in everything for line in lines], is_job=True)
+    return verdict_of([line for _, lines in everything for line in lines], is_job=True)
 
 
 def _launched(
@@ -170,32 +165,6 @@ def _launched(
     return 0, ""
 
 
-def _as_json(by_rank: "list[tuple[str, Any]]") -> dict[str, Any]:
-    from foundling.doctor.checks import worst
-
-    every = [line for _, lines in by_rank for line in lines]
-    return {
-        "level": worst(every),
-        "ranks": [
-            {"who": who, "lines": [asdict(line) for line in lines]} for who, lines in by_rank
-        ],
-    }
-
-
-def _verdict(lines: "list[CheckResult]", *, is_job: bool) -> tuple[int, str]:
-    """Exit code and last sentence: 71 where a machine of a job is unfit, 2 for the rest."""
-    from foundling.runtime.exits import Exit
-
-    bad = [line for line in lines if line.level == "fail"]
-    if not bad:
-        return Exit.OK, ""
-    plural = "s" if len(bad) > 1 else ""
-    sentence = f"{len(bad)} check{plural} failed: {', '.join(dict.fromkeys(b.check for b in bad))}."
-    if is_job and any(line.of_node for line in bad):
-        return Exit.NODE, sentence
-    return Exit.USER, sentence
-
-
 _REHEARSE_OPTIONS = (
     TARGET,
     Option(
@@ -206,10 +175,10 @@ _REHEARSE_OPTIONS = (
         "",
     ),
     Option("--steps", "steps of each training", positive, 24),
-    Option("--limit", "seconds that a stage may take", above_zero, 600.0),
+    Option("--limit", "seconds that a stage may take", positive_float, 600.0),
     Option("--strict", "no go while a stage could not be run here", bool),
     Option("--nproc", "--only resume: processes (default: as `train`)", positive),
-    Option("--worlds", "--only data: world sizes to compare with one", positives, "2,3,8"),
+    Option("--worlds", "--only data: world sizes to compare with one", positive_ints, "2,3,8"),
     Option("--folder", "where the temporary runs go (default: /tmp)", Path),
     JSON,
 )

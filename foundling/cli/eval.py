@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from foundling.cli.options import (
     DEVICE,
     JSON,
+    TASK_FILES,
     Option,
     Options,
     Verb,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _EVAL_OPTIONS = (
-    Option("run", "run directory, checkpoint, RUN@STEP, or another model"),
+    Option("model", "run directory, checkpoint, RUN@STEP, or another model"),
     Option(
         "tasks",
         "tasks, such as core,bpb,gsm8k=FILE,lm:mmlu; `list` names them (default: held-out bits per"
@@ -39,9 +40,7 @@ _EVAL_OPTIONS = (
     Option("--shots", "solved examples, not the task's own number", count),
     Option("--questions", "size of the quiz; 0: none (default: 500)", count),
     Option("--data", "data set to measure on, not the run's own"),
-    Option("--bundle", "evaluation bundle of CORE, zip or folder"),
-    Option("--task-data", "folder with the files of tasks"),
-    Option("--task-file", "Python file with tasks of your own", nargs="append"),
+    *TASK_FILES,
     Option("--out", "folder for the scores (default: RUN/evals)", Path),
     JSON,
     Option("--follow", "score each checkpoint of a live run as it comes", bool),
@@ -67,7 +66,7 @@ _EVAL_OPTIONS = (
     Option("--max-length", "lm: tasks: context (default: as trained)", positive),
     Option("--run-code", "lm: tasks: let them run the model's code", bool),
 )
-_WITHOUT_TASKS = {"run", "tasks", "questions", "data", "device", "json"}
+_WITHOUT_TASKS = {"model", "tasks", "questions", "data", "device", "json"}
 """Options that have an effect without a list of tasks."""
 _OWN_ONLY = (
     "data", "bundle", "task_data", "task_file", "samples", "temperature", "seed", "contaminated",
@@ -78,8 +77,13 @@ _HARNESS_ONLY = ("system", "include_path", "cache", "max_length", "run_code")
 
 
 def _eval(options: Options) -> None:
+    from foundling.tasks.registry import known_tasks
+
     if options.tasks is None:
         return _eval_run(options)
+    if options.tasks == "list":
+        refuse_given(options, sorted(options.given - {"model", "tasks"}), "on the list of tasks")
+        return print_lines(f"{name:<20} {text}" for name, text in known_tasks().items())
     refuse_given(options, ["questions"], "on tasks, which --limit cuts")
     if options.nproc > 1 and "RANK" not in os.environ:
         return _run_by_torchrun(options)
@@ -97,7 +101,7 @@ def _eval_run(options: Options) -> None:
 
     questions = 500 if options.questions is None else options.questions
     choice = choose_device(options.device, "fp32")
-    bundle = load_bundle(options.run, choice.device)
+    bundle = load_bundle(options.model, choice.device)
     scores = evaluate(
         bundle,
         device=choice.device,
@@ -107,17 +111,13 @@ def _eval_run(options: Options) -> None:
     )
     # What the report shows is the whole evaluation of the run on its own data, and nothing less.
     is_whole = options.data is None and questions
-    run = RunDir(options.run)
+    run = RunDir(options.model)
     if is_whole and run.exists:
         run.durable_event("evaluated_by_hand", **scores)
     return print_json(scores) if options.json else print_lines(describe_scores(scores))
 
 
 def _eval_tasks(options: Options) -> None:
-    from foundling.tasks.registry import known_tasks
-
-    if options.tasks == "list":
-        return print_lines(f"{name:<20} {text}" for name, text in known_tasks().items())
     from foundling.eval.evaluate import follow, score
     from foundling.eval.results import describe_tasks
     from foundling.runtime.console import is_rank_zero
@@ -132,7 +132,7 @@ def _eval_tasks(options: Options) -> None:
         else:
             head = f"{scores['source']} at step {scores['step']}"
             print_lines([head, *describe_tasks(scores, scores["asked"])])
-    return None
+    return
 
 
 def _request(options: Options) -> "EvalRequest":
@@ -150,7 +150,7 @@ def _request(options: Options) -> "EvalRequest":
         refuse_given(options, _OWN_ONLY, "on lm: tasks")
     if options.system is not None and options.ask != "chat":
         raise ConfigError("--system needs --ask chat: only a conversation has a system message.")
-    asked = {**options.fields_of(EvalRequest), "source": options.run, "tasks": words}
+    asked = {**options.fields_of(EvalRequest), "source": options.model, "tasks": words}
     tell = None if options.json else say
     return EvalRequest(**asked, task_files=options.task_file, tell=tell)
 
@@ -163,7 +163,7 @@ def _run_by_torchrun(options: Options) -> None:
 
     on_gpus = options.device in ("auto", "cuda")
     check_nproc(options.nproc, uses_gpus=on_gpus, remedy="--device cpu")
-    words = [options.run, options.tasks]
+    words = [options.model, options.tasks]
     for option in (option for option in _EVAL_OPTIONS if not option.is_argument):
         value = getattr(options, option.key)
         if option.key not in options.given or option.key == "nproc":

@@ -59,8 +59,8 @@ FAMILIES: tuple[Mapping[str, Verb], ...] = (
 """As `foundling --help` lists them, with an empty line between two."""
 VERBS = {name: verb for family in FAMILIES for name, verb in family.items()}
 
-_PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
-"""Trouble of a disk or a network that passes, and no mistake of the user's."""
+_TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
+"""Disk or network errors that may go away: they keep their traceback and exit code 1."""
 
 
 def main() -> None:
@@ -119,30 +119,28 @@ def _run_and_report_exit(
     except OSError as error:
         if error.errno in DISK_FULL:
             return Exit.UNSAVED, f"{full_disk_sentence(error)}."
-        if error.filename is None or error.errno in _PASSING_ERRORS:
+        if error.filename is None or error.errno in _TRANSIENT_ERRNOS:
             raise
         return Exit.USER, f"{error.filename}: {error.strerror}."
     except KeyboardInterrupt:
         return Exit.INTERRUPTED, "interrupted; train, demo, eval and data build go on from here."
 
 
-def run_verb(argv: Sequence[str], *, hint: bool = False) -> int:
+def run_verb(argv: Sequence[str], *, hint: bool = False) -> None:
     """Run one command line; also how the demo runs its steps. `hint`: print how long it takes."""
     name, rest = _find_verb(argv)
     if name is None:
-        _print_verbs()
-        return 0
+        return _print_verbs()
     verb = VERBS[name]
     options = parse(verb, f"foundling {name}", rest)
-    with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
-        verb.run(options)
-    return 0
+    with print_duration_hint(name, verb, options, hint):
+        return verb.run(options)
 
 
 def run_one(name: str, verb: Verb, argv: Sequence[str], *, hint: bool = False) -> None:
     """Run `python -m NAME`, a program outside the package that is one verb."""
     options = parse(verb, f"python -m {name}", argv)
-    with print_duration_hint(name, verb, options) if hint else contextlib.nullcontext():
+    with print_duration_hint(name, verb, options, hint):
         verb.run(options)
 
 
@@ -183,6 +181,6 @@ def _nearest(argv: Sequence[str], family: Sequence[str]) -> str:
 def _print_verbs(names: Sequence[str] = ()) -> None:
     print("foundling raises a language model from nothing.\n\nusage: foundling VERB [options]")
     for family in FAMILIES:
-        shown = [name for name in family if name in (names or VERBS)]
-        print("\n" * bool(shown) + "\n".join(f"  {n:<18} {VERBS[n].help}" for n in shown))
+        if shown := [name for name in family if name in (names or VERBS)]:
+            print("\n" + "\n".join(f"  {name:<18} {VERBS[name].help}" for name in shown))
     print("\n`foundling VERB --help` says more.")

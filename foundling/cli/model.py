@@ -13,9 +13,9 @@ from foundling.cli.options import (
     Option,
     Options,
     Verb,
-    above_zero,
     free_text,
     positive,
+    positive_float,
     print_json,
 )
 from foundling.config.errors import ConfigError
@@ -93,7 +93,7 @@ def _bundle(options: Options) -> Any:
     from foundling.checkpoint.bundle import load_bundle
     from foundling.runtime.device import choose_device
 
-    return load_bundle(options.run, choose_device(options.device, "fp32").device)
+    return load_bundle(options.model, choose_device(options.device, "fp32").device)
 
 
 def _sampling(options: Options) -> dict[str, Any]:
@@ -111,12 +111,12 @@ _SERVE_OPTIONS = (
     Option("--follow", "take each newer checkpoint of a run", bool),
     DEVICE,
     WEIGHTS,
-    Option("--cache-gb", "keys and values (default: what is free)", above_zero),
+    Option("--cache-gb", "keys and values (default: what is free)", positive_float),
     Option("--max-length", "tokens of prompt and answer (default: as trained)", positive),
     Option("--max-running", "answers written at a time (default: 64, on CUDA 256)", positive),
     Option("--max-waiting", "answers on their way; more get 429", positive, 256),
-    Option("--timeout", "seconds that an answer may take", above_zero, 600.0),
-    Option("--max-body-mb", "largest body of a request, MB", above_zero, 4.0),
+    Option("--timeout", "seconds that an answer may take", positive_float, 600.0),
+    Option("--max-body-mb", "largest body of a request, MB", positive_float, 4.0),
     Option(
         "--api-keys",
         "keys, one a line (or FOUNDLING_API_KEYS); without, none is asked for",
@@ -194,13 +194,13 @@ def _ready(address: str, *, opens: bool) -> None:
 _LAYOUTS = ("native", "hf", "llama", "torch", "dcp")
 _CONVERT_OPTIONS = (
     Option("source", "run, RUN@STEP, Hugging Face, Meta or DCP folder, or torch.save file"),
-    Option("target", "folder (torch: file) to write; must not exist", Path),
+    Option("output", "folder (torch: file) to write; must not exist", Path),
     Option("--to", "layout of the result", _LAYOUTS, required=True, metavar="LAYOUT"),
     Option("--dtype", "precision; by default as it is stored", ("fp32", "bf16", "fp16")),
     Option("--shape", "preset, config or model that says what a bare source does not"),
-    Option("--shard-gb", "largest shard of hf, GB", above_zero, 5.0),
+    Option("--shard-gb", "largest shard of hf, GB", positive_float, 5.0),
     Option("--push", "then upload it to the hub (hf only)", metavar="OWNER/NAME"),
-    Option("--private", "make the hub's repository private", bool, needs="push"),
+    Option("--private", "make the hub's repository private", bool, requires="push"),
     JSON,
 )
 
@@ -217,7 +217,7 @@ def _convert(options: Options) -> None:
     tell = (lambda text: None) if options.json else say
     source, found = convert(
         options.source,
-        options.target,
+        options.output,
         options.to,
         dtype=options.dtype,
         shape=options.shape,
@@ -225,7 +225,7 @@ def _convert(options: Options) -> None:
         name=options.push or "",
         tell=tell,
     )
-    address = push(options.target, options.push, private=options.private) if options.push else None
+    address = push(options.output, options.push, private=options.private) if options.push else None
     if options.json:
         facts = {"source": source.kind, "step": source.step, "to": options.to}
         print_json({**facts, **vars(found), "pushed": address})
@@ -234,7 +234,7 @@ def _convert(options: Options) -> None:
         print(note)
     of_step = f" of step {source.step}" if source.kind == "native" else ""
     print(
-        f"{options.target}: {found.tensors} tensors{of_step}, each as in the source; logits on"
+        f"{options.output}: {found.tensors} tensors{of_step}, each as in the source; logits on"
         f" {found.tokens} tokens of text differ by at most {found.largest:.3g} (they reach"
         f" {found.scale:.3g}; source through {found.source_through}, result through"
         f" {found.result_through})"

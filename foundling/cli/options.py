@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Settings = Mapping[str, str]
 HINT_AFTER_S = 1.0
-"""What runs long says so within two seconds."""
+"""Seconds before a command prints how long it takes."""
 
 
 class Options(argparse.Namespace):
@@ -53,10 +53,10 @@ class Option:
     required: bool = False
     dest: str = ""
     """Its name in Options, where the name itself will not do."""
-    needs: str = ""
+    requires: str = ""
     """Key of the option or argument without which this one has no effect."""
-    allows: tuple[str, ...] | None = None
-    """Keys of the only others that have an effect with this one; None: all."""
+    only_with: tuple[str, ...] | None = None
+    """If this option is given, only these others may be (their keys); None: any."""
 
     @property
     def key(self) -> str:
@@ -101,14 +101,14 @@ class Verb:
 
 
 @contextlib.contextmanager
-def print_duration_hint(name: str, verb: Verb, options: Options) -> Iterator[None]:
+def print_duration_hint(name: str, verb: Verb, options: Options, wanted: bool) -> Iterator[None]:
     """After a second of a long command, print what it does and how long it takes. By a thread,
     because nothing else runs while torch is imported; a command refused by then prints nothing."""
     from foundling.runtime.console import is_rank_zero
 
     hint = verb.duration_hint
     hint = hint if isinstance(hint, str) else hint(options)
-    if not hint or not is_rank_zero():
+    if not (wanted and hint and is_rank_zero()):
         yield
         return
     text, how = f"{name}: {verb.help}; {hint}", {"file": sys.stderr, "flush": True}
@@ -122,9 +122,9 @@ def print_duration_hint(name: str, verb: Verb, options: Options) -> Iterator[Non
 
 
 def refuse_given(options: Options, names: Iterable[str], because: str) -> None:
-    """Refuse options that have no effect in this use of the verb."""
+    """Refuse options and settings that have no effect in this use of the verb."""
     for name in names:
-        if name in options.given:
+        if name in options.given or name in options.settings:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect {because}; leave it out.")
 
 
@@ -146,7 +146,7 @@ def positive(text: str) -> int:
     return value
 
 
-def positives(text: str) -> tuple[int, ...]:
+def positive_ints(text: str) -> tuple[int, ...]:
     """Whole numbers above zero: 1,8,64."""
     found = tuple(positive(word) for word in comma_list(text))
     if not found:
@@ -154,7 +154,7 @@ def positives(text: str) -> tuple[int, ...]:
     return found
 
 
-def above_zero(text: str) -> float:
+def positive_float(text: str) -> float:
     """A number above zero."""
     try:
         value = float(text)
@@ -165,7 +165,7 @@ def above_zero(text: str) -> float:
     return value
 
 
-def share(text: str) -> float:
+def fraction(text: str) -> float:
     """A number from 0 up to 1."""
     try:
         value = float(text)
@@ -189,7 +189,7 @@ def free_text(text: str) -> str:
 # Options that several verbs have.
 
 TARGET = Option("target", "preset, YAML file, or run directory")
-MODEL = Option("run", "run, RUN@STEP, or a model from elsewhere")
+MODEL = Option("model", "run, RUN@STEP, or a model from elsewhere")
 JSON = Option("--json", "print as JSON", bool)
 DEVICE = Option("--device", "where to compute", ("auto", "cpu", "cuda", "mps"), "auto")
 WEIGHTS = Option(
@@ -197,12 +197,19 @@ WEIGHTS = Option(
     "precision of the weights; by default bf16 on CUDA, else fp32",
     ("fp32", "bf16", "int8"),
 )
-FORCE = Option("--force", "overwrite the file of -o", bool, needs="output")
+TASK_FILES = (
+    Option("--bundle", "evaluation bundle of CORE, zip or folder"),
+    Option("--task-data", "folder with the files of tasks"),
+    Option("--task-file", "Python file with tasks of your own", nargs="append"),
+)
+FORCE = Option("--force", "overwrite the file of -o", bool, requires="output")
 
 
-def output(help: str, *, metavar: str = "FILE", required: bool = False, needs: str = "") -> Option:
+def output_option(
+    help: str, *, metavar: str = "FILE", required: bool = False, requires: str = ""
+) -> Option:
     """-o PATH."""
-    return Option("-o --output", help, Path, metavar=metavar, required=required, needs=needs)
+    return Option("-o --output", help, Path, metavar=metavar, required=required, requires=requires)
 
 
 # What several verbs do with their options.
@@ -264,6 +271,7 @@ def bytes_bar(total: int, what: str) -> Iterator[Callable[[int], None]]:
         BarColumn,
         DownloadColumn,
         Progress,
+        TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
@@ -274,7 +282,8 @@ def bytes_bar(total: int, what: str) -> Iterator[Callable[[int], None]]:
     began = said = time.monotonic()
     done = 0
     screen = console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    label = TextColumn("{task.description}", markup=False)
+    columns = (label, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True) as bar:
         task = bar.add_task(what, total=total)
 

@@ -9,24 +9,24 @@ from foundling.cli.options import (
     Option,
     Options,
     Verb,
-    above_zero,
     comma_list,
     count,
+    fraction,
     free_text,
     positive,
-    positives,
-    share,
+    positive_float,
+    positive_ints,
 )
 from foundling.config.errors import ConfigError
 
 _METAVARS: dict[Any, str] = {
     count: "N",
     positive: "N",
-    positives: "N,N",
+    positive_ints: "N,N",
     int: "N",
     float: "X",
-    above_zero: "X",
-    share: "X",
+    positive_float: "X",
+    fraction: "X",
     comma_list: "A,B",
     free_text: "TEXT",
     Path: "PATH",
@@ -43,6 +43,8 @@ class _Parser(argparse.ArgumentParser):
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """Our own types complain in sentences that begin with the value: put the flag before it.
         Nothing may be empty but free text: as a path it would be the current folder."""
+        if arg_string is argparse.SUPPRESS:  # an argument that was left out
+            return arg_string
         name = action.option_strings[-1] if action.option_strings else action.dest
         if not arg_string.strip() and action.type is not free_text:
             raise ConfigError(f"{name} is empty; give it a value or leave it out.")
@@ -104,8 +106,8 @@ def _parser_of(verb: Verb, command: str) -> argparse.ArgumentParser:
     groups = {title: parser.add_argument_group(title) for title in ("arguments", "options")}
     for option in verb.options:
         title = "arguments" if option.is_argument else "options"
-        if option.needs and by_key[option.needs].name.startswith("--"):
-            title = f"with {by_key[option.needs].name}"
+        if option.requires and by_key[option.requires].name.startswith("--"):
+            title = f"with {by_key[option.requires].name}"
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         groups[title].add_argument(*option.name.split(), **_for_argparse(option))
@@ -131,21 +133,21 @@ def _for_argparse(option: Option) -> dict[str, Any]:
         default = option.default
         notes.append(f"default: {f'{default:g}' if isinstance(default, float) else default}")
     text = f"{option.help} ({'; '.join(notes)})" if notes else option.help
-    told: dict[str, Any] = {"help": text.replace("%", "%%")}
+    keywords: dict[str, Any] = {"help": text.replace("%", "%%")}
     if not option.is_argument:
-        told |= {"dest": option.key, "required": option.required}
+        keywords |= {"dest": option.key, "required": option.required}
     if option.type is bool:
-        return {**told, "action": "store_true"}
+        return {**keywords, "action": "store_true"}
     if option.nargs == "append":
-        told["action"] = "append"
+        keywords["action"] = "append"
     elif option.nargs:
-        told["nargs"] = option.nargs
+        keywords["nargs"] = option.nargs
     if isinstance(option.type, tuple):
-        told["choices"] = option.type
-        told |= {"const": option.type[0]} if option.nargs == "?" else {}
+        keywords["choices"] = option.type
+        keywords |= {"const": option.type[0]} if option.nargs == "?" else {}
     else:
-        told["type"] = option.type
-    return {**told, "metavar": _metavar(option)}
+        keywords["type"] = option.type
+    return {**keywords, "metavar": _metavar(option)}
 
 
 def _suggest_section(words: Sequence[str], verb: Verb, command: str) -> None:
@@ -193,12 +195,12 @@ def _refuse_unused(verb: Verb, options: Options) -> None:
     by_key = {option.key: option for option in verb.options}
     typed = [option for option in verb.options if option.key in options.given]
     for option in typed:
-        if option.needs and option.needs not in options.given:
-            name = by_key[option.needs].label
+        if option.requires and option.requires not in options.given:
+            name = by_key[option.requires].label
             raise ConfigError(f"{option.label} has no effect without {name}; give {name} too.")
-    for option in (option for option in typed if option.allows is not None):
-        takes = (*(option.allows or ()), option.key)
-        others = [one for one in typed if not one.is_mandatory and one.needs != option.key]
+    for option in (option for option in typed if option.only_with is not None):
+        takes = (*(option.only_with or ()), option.key)
+        others = [one for one in typed if not one.is_mandatory and one.requires != option.key]
         idle = [_typed(one, options) for one in others if one.key not in takes]
         idle += [f"--{name}" for name in options.settings if "settings" not in takes]
         if idle:

@@ -4,22 +4,24 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundling.cli.options import (
     FORCE,
     JSON,
+    TARGET,
     Option,
     Options,
     Verb,
-    above_zero,
     comma_list,
     config_of,
     count,
     free_text,
-    output,
+    output_option,
     positive,
+    positive_float,
     print_json,
     print_lines,
     refuse_given,
@@ -48,7 +50,7 @@ def _bin_widths(text: str) -> "list[BinWidth]":
 
 _REPORT_OPTIONS = (
     Option("run", "run directories", Path, nargs="+"),
-    output("file (default: RUN/report.html, which is always replaced)"),
+    output_option("file (default: RUN/report.html, which is always replaced)"),
     FORCE,
     Option(
         "--bins",
@@ -56,8 +58,8 @@ _REPORT_OPTIONS = (
         _bin_widths,
         metavar="WIDTHS",
     ),
-    Option("--csv", "the steps as a table, to -o or printed", bool, allows=("output", "force")),
-    Option("--parquet", "the same as Parquet, to -o", bool, allows=("output", "force")),
+    Option("--csv", "the steps as a table, to -o or printed", bool, only_with=("output", "force")),
+    Option("--parquet", "the same as Parquet, to -o", bool, only_with=("output", "force")),
 )
 
 
@@ -145,7 +147,7 @@ def _show(options: Options) -> None:
 
 _STOP_OPTIONS = (
     RUN,
-    Option("--wait", "seconds to wait for it", above_zero, 600.0),
+    Option("--wait", "seconds to wait for it", positive_float, 600.0),
     Option("--kill", "end it without a save if it does not stop by then", bool),
 )
 
@@ -171,22 +173,22 @@ def _logs(options: Options) -> None:
 
 _COPY_OPTIONS = (
     Option("source", "run directory, here or HOST:RUN"),
-    Option("target", "folder that it keeps its name in, HOST:FOLDER or here"),
+    Option("destination", "folder that it keeps its name in, HOST:FOLDER or here"),
 )
 
 
 def _copy(options: Options) -> None:
     from foundling.launch.run_files import copy_run
 
-    print(copy_run(options.source, options.target))
+    print(copy_run(options.source, options.destination))
 
 
 _RM_OPTIONS = (
     Option("run", "run directories; --restore: also names, trash folders", Path, nargs="*"),
-    Option("--restore", "bring them back from the trash", bool, allows=("run", "folder")),
-    Option("--list", "what is in the trash", bool, allows=("folder",)),
-    Option("--empty", "delete for good what is older: 30d, 12h", metavar="AGE", allows=("folder",)),
-    Option("--finished", "finished runs too", bool, needs="empty"),
+    Option("--restore", "bring them back from the trash", bool, only_with=("run", "folder")),
+    Option("--list", "what is in the trash", bool, only_with=("folder",)),
+    Option("--empty", "delete older ones for good: 30d, 12h", metavar="AGE", only_with=("folder",)),
+    Option("--finished", "finished runs too", bool, requires="empty"),
     Option("--folder", "whose trash (default: runs; --restore: beside the run)", Path),
 )
 
@@ -247,7 +249,7 @@ def _empty_trash(options: Options) -> None:
 
 
 _VERIFY_OPTIONS = (
-    Option("target", "run directory, RUN@STEP or one checkpoint"),
+    Option("checkpoint", "run directory, RUN@STEP or one checkpoint"),
     Option("--all", "every checkpoint of the run", bool),
     JSON,
 )
@@ -257,7 +259,7 @@ def _verify(options: Options) -> None:
     from foundling.checkpoint.paths import check_target
 
     seen: list[CheckpointEntry] = []
-    for entry in check_target(options.target, all_of_them=options.all):
+    for entry in check_target(options.checkpoint, all_of_them=options.all):
         seen.append(entry)
         if not options.json:
             print(_line(entry), flush=True)
@@ -266,8 +268,8 @@ def _verify(options: Options) -> None:
     damaged = [entry for entry in seen if entry.state == "damaged"]
     if damaged:
         raise CheckpointError(
-            f"{len(damaged)} of {len(seen)} checkpoints of {options.target} cannot be used (step"
-            f" {', '.join(str(entry.step) for entry in damaged)}); `train` goes on from the"
+            f"{len(damaged)} of {len(seen)} checkpoints of {options.checkpoint} cannot be used"
+            f" (step {', '.join(str(entry.step) for entry in damaged)}); `train` goes on from the"
             " newest whole one."
         )
 
@@ -310,7 +312,7 @@ def _line(entry: "CheckpointEntry") -> str:
 # `foundling launch ...`: a run as a job of a cluster.
 
 _SLURM_OPTIONS = (
-    Option("target", "preset, YAML file, or run directory", nargs="?"),
+    replace(TARGET, nargs="?"),
     Option("--nodes", "nodes", positive),
     Option("--time", "limit of one life of the job", metavar="HH:MM:SS"),
     Option("--run", "run directory (default: runs/TARGET)", Path),
@@ -329,7 +331,7 @@ _SLURM_OPTIONS = (
     Option("--grace", "seconds before the limit", positive, 300),
     Option("--max-restarts", "tries after a crash, within one life", count, 9),
     Option("--no-preflight", "do not try the nodes first", bool),
-    Option("--profiles", "list the kinds of machines known", bool, allows=()),
+    Option("--profiles", "list the kinds of machines known", bool, only_with=()),
 )
 
 

@@ -1,10 +1,7 @@
 """`foundling tokenizer ...`: learn a vocabulary, look at it, compare it, let it grow."""
 
 from collections.abc import Iterator
-from functools import reduce
-from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from foundling.cli.data import READING, read_options
 from foundling.cli.options import (
@@ -13,28 +10,22 @@ from foundling.cli.options import (
     Options,
     Verb,
     free_text,
-    output,
+    output_option,
     positive,
     print_json,
 )
 from foundling.config.errors import ConfigError
 
-if TYPE_CHECKING:
-    from foundling.tokenizer.bpe_trainer import Measure
-
-Measures = dict[str, dict[str, "Measure"]]
-"""By source, then by tokenizer."""
-
-_ALL = "all sources"
 _ROUND_TO = 64
 """Widths that matrix products like."""
-_FOLDER = output("folder to write", metavar="DIR", required=True)
+_FOLDER = output_option("folder to write", metavar="DIR", required=True)
+_SEED = Option("--seed", "seed of Hamlet", int, 1)
 _TRAIN_OPTIONS = (
     Option("source", "whatever `data build` reads; several take turns", nargs="+"),
     _FOLDER,
     Option("--vocab-size", "tokens, special ones included", positive, 32768),
     Option("--bytes", "text to learn from", positive, "100M"),
-    Option("--seed", "seed of Hamlet", int, 1),
+    _SEED,
     *READING,
 )
 
@@ -69,10 +60,10 @@ _INSPECT_OPTIONS = (
     Option("--source", "text to measure on (default: hamlet)", nargs="+", metavar="SPEC"),
     Option("--bytes", "text of each source", positive, "4M"),
     JSON,
-    Option("--seed", "seed of Hamlet", int, 1),
+    _SEED,
     *READING,
-    Option("--encode", "show how a text is cut", free_text, allows=()),
-    Option("--chat", "it is a user's message", bool, needs="encode"),
+    Option("--encode", "show how a text is cut", free_text, only_with=()),
+    Option("--chat", "it is a user's message", bool, requires="encode"),
 )
 
 
@@ -96,7 +87,8 @@ def _encode(options: Options) -> None:
 def _measure(options: Options) -> None:
     """How well each tokenizer fits the sources."""
     from foundling.data.open_source import labelled_texts
-    from foundling.tokenizer.bpe_trainer import measure
+    from foundling.runtime.console import console
+    from foundling.tokenizer.bpe_trainer import measure_sources, measures_table
     from foundling.tokenizer.tokenizer import Tokenizer
 
     names = _short(options.tokenizer)
@@ -110,14 +102,7 @@ def _measure(options: Options) -> None:
             options=read_options(options),
         )
         texts |= {f"{short} {label}".strip(): held for label, held in by_label.items()}
-    found: Measures = {
-        source: {name: measure(tokenizer, held) for name, tokenizer in tokenizers.items()}
-        for source, held in texts.items()
-    }
-    if len(found) > 1:
-        found[_ALL] = {
-            name: reduce(add, [by_name[name] for by_name in found.values()]) for name in tokenizers
-        }
+    found = measure_sources(tokenizers, texts)
     if options.json:
         sizes = {
             name: {"vocab_size": t.vocab_size, "fast": t.fast, "why_slow": t.why_slow}
@@ -128,39 +113,13 @@ def _measure(options: Options) -> None:
             for source, by_name in found.items()
         }
         return print_json({"tokenizers": sizes, "sources": rows})
-    return _print_measures(found, {name: t.vocab_size for name, t in tokenizers.items()})
+    return console().print(measures_table(found, tokenizers), soft_wrap=False)
 
 
 def _short(paths: list[str]) -> dict[str, str]:
     """Each path's last part, where that is unique; else the whole path."""
     last = {path: path.rstrip("/").rsplit("/", 1)[-1] for path in paths}
     return last if len(set(last.values())) == len(last) else {path: path for path in paths}
-
-
-def _print_measures(found: Measures, sizes: dict[str, int]) -> None:
-    from rich.table import Table
-
-    from foundling.runtime.console import console
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("source", "tokenizer"):
-        table.add_column(column, overflow="fold")
-    for column in ("vocabulary", "bytes/token", "tokens/word", "1-byte", "round trip", "MB/s"):
-        table.add_column(column, justify="right")
-    for source, by_name in found.items():
-        for number, (name, one) in enumerate(by_name.items()):
-            table.add_row(
-                source if number == 0 else "",
-                name,
-                f"{sizes[name]:,}",
-                f"{one.bytes_per_token:.3f}",
-                f"{one.fertility:.3f}",
-                f"{one.single_share:.1%}",
-                "exact" if not one.changed else f"{one.changed:,} of {one.texts:,} changed",
-                f"{one.mb_per_s:.1f}",
-                end_section=number == len(by_name) - 1,
-            )
-    console().print(table, soft_wrap=False)
 
 
 _ADD_OPTIONS = (

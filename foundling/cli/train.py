@@ -7,11 +7,11 @@ from foundling.cli.options import (
     Option,
     Options,
     Verb,
-    above_zero,
     config_of,
     count,
     default_run,
     positive,
+    positive_float,
 )
 from foundling.config.errors import ConfigError
 
@@ -33,7 +33,7 @@ _TRAIN_OPTIONS = (
     Option("--dev", "rehearse N steps at a small batch", int),
     Option("--detach", "go on in the background; see `runs logs`", bool),
     Option("--restarts", "tries after a crash without a new checkpoint (default: 3)", count),
-    Option("--grace", "seconds for the last save after a stop signal (default: 600)", above_zero),
+    Option("--grace", "seconds for a last save after a stop signal (default: 600)", positive_float),
 )
 
 

@@ -50,12 +50,16 @@ class Section(BaseModel):
             if isinstance(value, bool):
                 return str(value).lower()  # true is no number
             return parse_number(value, kind) if isinstance(value, str) else value
-        if not isinstance(value, str) or get_origin(kind) not in (tuple, dict):
+        if get_origin(kind) not in (tuple, dict):
             return value
-        if value.lstrip().startswith(_OPENING):
-            return parse_yaml(value.strip().replace("(", "[").replace(")", "]"))
-        words = [word for part in value.split(",") if (word := part.strip())]
-        return [parse_number(word, int) for word in words] if get_args(kind)[0] is int else words
+        if isinstance(value, str) and value.lstrip().startswith(_OPENING):
+            value = parse_yaml(value.strip().replace("(", "[").replace(")", "]"))
+        elif isinstance(value, str):
+            value = [word for part in value.split(",") if (word := part.strip())]
+        item = get_args(kind)[0]
+        if not isinstance(value, list) or getattr(item, "__origin__", item) is not int:
+            return value
+        return [parse_number(word, int) if isinstance(word, str) else word for word in value]
 
     def replace(self, /, **changes: Any) -> Self:
         """A copy with other values, checked like any; a mapping sets its keys alone (of a section,
@@ -97,6 +101,7 @@ class Section(BaseModel):
 
 
 def parse_number(text: str, kind: Any) -> Any:
+    """The number a text stands for (20B, 1e9), or the text itself if it is none."""
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d+)?)([KMBTkmbt]?)", text)
     if not match or text.isdigit():
         return text

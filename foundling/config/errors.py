@@ -59,6 +59,12 @@ class MissingOrDamagedError(RunError):
     exit_code = 65
 
 
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known name that is nearest to an unknown one, or all of them, as a clause."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+
+
 _KINDS = {
     "int": "a whole number such as 300, 3.5M or 20B",
     "float": "a number such as 0.1 or 1e9",
@@ -81,9 +87,7 @@ def sentence_of(error: Mapping[str, Any], where: str, known: Iterable[str]) -> s
     name, kind, value = name.lstrip("."), error["type"], error["input"]
     limits = error.get("ctx", {})
     if kind == "extra_forbidden":
-        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.6)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
-        return f"unknown setting {name}; {hint}"
+        return f"unknown setting {name}; {did_you_mean(str(error['loc'][-1]), known)}"
     if kind == "missing":
         return f"{where} needs {error['loc'][-1]}; there are {', '.join(known)}."
     if kind in _RANGES:

@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 
 from foundling.config.base import Section, read_yaml
 from foundling.config.data import all_sources
-from foundling.config.data_manifest import Manifest
-from foundling.config.errors import ConfigError
+from foundling.config.data_manifest import MANIFEST_NAME, Manifest
+from foundling.config.errors import ConfigError, did_you_mean
 from foundling.config.presets import DERIVED_FROM, PRESETS, derived_rates, find_preset
 from foundling.config.run import RunConfig
 
@@ -90,7 +90,7 @@ def _derive_from_given(config: RunConfig, preset: str, given: set[str], tell: Te
     vocab, needed = config.model.vocab_size, 0
     if vocab and "model.vocab_size" not in given:
         folders = [Path(name) for name in all_sources(config.data)]
-        built = [folder for folder in folders if (folder / "manifest.json").is_file()]
+        built = [folder for folder in folders if (folder / MANIFEST_NAME).is_file()]
         needed = max((Manifest.load(folder).vocab_size for folder in built), default=0)
     if needed > vocab:
         config = config.replace(model={"vocab_size": needed})
@@ -184,18 +184,13 @@ def unknown_setting(section: str, name: str, value: object) -> str:
     if hint := suggest_setting(section, name, value):
         return f"unknown setting {written}; {hint}"
     if section not in NAMES:
-        return f"unknown section {section or name}{_nearest(section or name, NAMES)}"
+        return f"unknown section {section or name}; {did_you_mean(section or name, NAMES)}"
     spelled = {name.rpartition(".")[2]: own for name, own in foreign_names()[0].items()
                if own.startswith(f"{section}.")}  # fmt: skip
     spelled |= {name: f"{section}.{name}" for name in NAMES[section]}
     if close := difflib.get_close_matches(name, spelled, n=1, cutoff=0.4):
         return f"unknown setting {written}; did you mean {spelled[close[0]]}?"
     return f"unknown setting {written}; {section} has {', '.join(NAMES[section])}."
-
-
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}."
 
 
 def _layers(target: str) -> tuple[str, Tree]:
@@ -207,7 +202,7 @@ def _layers(target: str) -> tuple[str, Tree]:
         return _file_layers(path)
     if find_preset(target) is None:
         raise ConfigError(
-            f"{target} is no preset, YAML file or run directory{_nearest(target, PRESETS)}"
+            f"{target} is no preset, YAML file or run directory; {did_you_mean(target, PRESETS)}"
         )
     return target, {}
 
@@ -219,7 +214,7 @@ def _file_layers(path: Path) -> tuple[str, Tree]:
         raise ConfigError(f"{path} has schema {schema} and this version reads {CONFIG_SCHEMA}.")
     name = tree.pop("preset", None)
     if name is not None and find_preset(str(name)) is None:
-        raise ConfigError(f"{path} names the preset {name}{_nearest(str(name), PRESETS)}")
+        raise ConfigError(f"{path} names the preset {name}; {did_you_mean(str(name), PRESETS)}")
     tree = {section.replace("-", "_"): _underscored(values) for section, values in tree.items()}
     try:
         check_keys(tree)
@@ -240,7 +235,9 @@ def dev_config(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
         raise ConfigError(f"--dev {steps} is no number of steps; give at least 1.")
     train, evaluation = config.train, config.eval
     least = min(evaluation.tasks_limit or 20, 20)
+    phases, stretches = config.data.phases[: steps - 1], min(len(config.data.phases) + 1, steps)
     small = config.replace(
+        data={"phases": [p.replace(at=n / stretches) for n, p in enumerate(phases, start=1)]},
         train={
             "horizon": steps,
             "batch_size": min(train.batch_size, 2),
@@ -253,8 +250,11 @@ def dev_config(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
         },
         optim={"warmup": min(config.optim.warmup, steps // 2)},
     )
-    said = ", ".join(f"{c.field} {c.old} -> {c.new}" for c in differences(config, small))
-    return small, said
+    changes = {change.field: change[1:] for change in differences(config, small)}
+    if "data.phases" in changes:
+        starts = [" and ".join(f"{p.at:g}" for p in c.data.phases) for c in (config, small)]
+        changes["data.phases"] = (f"at {starts[0]}", f"at {starts[1]}" if starts[1] else "none")
+    return small, ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changes.items())
 
 
 def dump_yaml(config: RunConfig) -> str:
@@ -344,7 +344,7 @@ def settings_help(command: str, every: bool = False) -> str:
             continue
         field = fields[name]
         doc, default = _help(field), field.get_default()
-        doc = doc.removesuffix(".") if every else re.split(r"[;.] |\.$", doc)[0]
+        doc = doc.removesuffix(".") if every else _first_clause(doc, default)
         notes = list(get_args(field.annotation)) if get_origin(field.annotation) is Literal else []
         notes = [", ".join(map(str, notes))] if notes else []
         if default not in ("", (), {}) and not isinstance(default, Section):
@@ -356,6 +356,13 @@ def settings_help(command: str, every: bool = False) -> str:
     if not every:
         lines += ["", f"`{command} --help all` explains all {count} settings in full."]
     return "\n".join(lines)
+
+
+def _first_clause(doc: str, default: object) -> str:
+    """The first clause of a help text, and what it says about a default that is 0 or empty."""
+    first, *others = re.split(r"[;.] |\.$", doc)
+    is_none = default in (0, "")
+    return "; ".join([first, *(c for c in others if is_none and re.match(r"(0|empty)\b", c))])
 
 
 def _described(where: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:

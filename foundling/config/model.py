@@ -12,9 +12,9 @@ Activation = Literal["swiglu", "relu", "relu2", "gelu"]
 VALUE_GATE_WIDTH = 12
 """Channels of a block's input that decide how much of a value embedding is added."""
 _MAX_LAYERS = 100_000
-"""Their parameters are listed one by one before anything is looked at."""
+"""Parameters are enumerated when a config is checked."""
 _MAX_SIZE = 2**28
-"""Of every other size: the bytes of a matrix of two such sides are still a number to torch."""
+"""Two such sides still give a byte count below 2^63."""
 _Size = Annotated[int, Field(gt=0, le=_MAX_SIZE)]
 _SizeOrDefault = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
 

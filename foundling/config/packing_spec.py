@@ -102,7 +102,7 @@ class PackedSize:
     """Places where a document was cut; concat of a whole source does not count them."""
 
     @property
-    def row(self) -> tuple[int, ...]:
+    def as_tuple(self) -> tuple[int, ...]:
         """The five numbers, as the cache file keeps them."""
         return (self.units, self.positions, self.tokens, self.documents, self.cuts)
 
@@ -154,7 +154,7 @@ def packed_size(folder: Path, manifest: Manifest, spec: PackingSpec) -> tuple[Pa
 
 def total_size(sizes: Sequence[PackedSize]) -> PackedSize:
     """Several shards together."""
-    return PackedSize(*map(sum, zip(*(size.row for size in sizes), strict=True)))
+    return PackedSize(*map(sum, zip(*(size.as_tuple for size in sizes), strict=True)))
 
 
 def read_size_cache(folder: Path, spec: PackingSpec) -> PackedSizeCache:
@@ -172,7 +172,7 @@ def write_size_cache(folder: Path, spec: PackingSpec, cache: Mapping[str, Packed
     """Write the cache file; several ranks may do so at once, each under its own temporary name."""
     path = _path(folder, spec)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    rows = {key: list(cache[key].row) for key in sorted(cache)}
+    rows = {key: list(cache[key].as_tuple) for key in sorted(cache)}
     data = {"schema": CACHE_SCHEMA, "sha256": _checksum(rows), "shards": rows}
     temporary.write_text(json.dumps(data) + "\n")
     temporary.replace(path)

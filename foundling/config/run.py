@@ -48,7 +48,7 @@ class CheckpointConfig(Section):
 
 
 SAMPLE_TOKENS = 48
-"""Of a sample from a fixed prompt."""
+"""Tokens generated per prompt."""
 
 
 class EvalConfig(Section):

@@ -19,7 +19,7 @@ Attention = Literal[
 
 
 _MAX_THREADS = 1024
-"""Of one process; with a hundred thousand, no other thread can be started."""
+"""Largest train.threads; with 100,000 no thread starts."""
 
 
 HorizonUnit = Literal["steps", "tokens", "epochs", "tokens/param", "flops", "hours", "dollars"]
@@ -175,7 +175,7 @@ class TrainConfig(Section):
 
 
 FLOAT8_MULTIPLE = 16
-"""Of a product, a multiple of which the hardware takes."""
+"""Float8 products need sides that are multiples of this."""
 
 
 def _short(number: float) -> str:

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from foundling.config.errors import ConfigError
 from foundling.config.packing_spec import Packing
 from foundling.data.batch import IGNORE, Batch
 from foundling.data.dataset import DataSet
@@ -172,14 +173,20 @@ def inspect_rows(
     *,
     seq_len: int,
     packing: Packing,
-    units: Iterable[int],
+    first: int = 0,
+    count: int = 2,
     ids: bool = False,
     colour: bool = True,
 ) -> list[RenderableType]:
     """Rows of a data set, ready to print; `ids` adds a table with every id."""
+    rows = dataset.units(seq_len, packing)
+    if not 0 <= first < rows:
+        raise ConfigError(
+            f"--first {first} is outside the {rows} {dataset.split} rows of {dataset.folder}."
+        )
     chat = dataset.manifest.kind == "chat"
     out: list[RenderableType] = []
-    for unit in units:
+    for unit in range(first, min(first + count, rows)):
         batch = dataset.row(unit, seq_len, packing)
         counts = batch.counts
         tokens = row_tokens(batch, 0, tokenizer)
@@ -197,11 +204,17 @@ def inspect_source(
     *,
     first: int = 0,
     count: int = 2,
-    val_share: float = VAL_SHARE,
+    only_held_out: bool = False,
     ids: bool = False,
     colour: bool = True,
 ) -> Iterator[RenderableType]:
     """What the rows of a source would become, ready to print."""
+    if only_held_out:
+        rows = (
+            row
+            for row in rows
+            if unusable(row, row.messages is not None) is None and is_held_out(row, VAL_SHARE)
+        )
     for number, row in enumerate(islice(rows, first, first + count), first):
         chat = row.messages is not None
         name = f"row {number} ({row.where or row.source})"
@@ -214,7 +227,7 @@ def inspect_source(
             chat_tokens(messages, tokenizer) if chat else text_tokens(row.text or "", tokenizer)
         )
         counted = sum(token.counted for token in tokens)
-        side = "held out" if is_held_out(row, val_share) else "for training"
+        side = "held out" if is_held_out(row, VAL_SHARE) else "for training"
         title = f"{name}: {len(tokens)} tokens, {counted} counted, kind {row.kind}, {side}"
         yield shown(title, tokens, tokenizer, chat=chat, ids=ids, colour=colour)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from foundling.config.errors import UserError
 from foundling.config.run import RunConfig
+from foundling.runtime.exits import Exit
 from foundling.runtime.processes import ChildResult, run_child, tie_to_parent
 
 LIMIT_S = 60.0
@@ -139,6 +140,27 @@ def gathered(by_rank: Sequence[tuple[str, Sequence[CheckResult]]]) -> list[str]:
             suffix = f" ({', '.join(names[:3])}{more})" if len(by_rank) > 1 else ""
         found.append(str(CheckResult(check, level, text + suffix)))
     return found
+
+
+def results_json(by_rank: Sequence[tuple[str, Sequence[CheckResult]]]) -> dict[str, Any]:
+    """The lines of all ranks and the worst level, for scripts."""
+    return {
+        "level": worst(line for _, lines in by_rank for line in lines),
+        "ranks": [
+            {"who": who, "lines": [asdict(line) for line in lines]} for who, lines in by_rank
+        ],
+    }
+
+
+def verdict_of(lines: Sequence[CheckResult], *, is_job: bool) -> tuple[int, str]:
+    """Exit code and last sentence: 71 where a machine of a job is unfit, 2 for the rest."""
+    bad = [line for line in lines if line.level == "fail"]
+    if not bad:
+        return Exit.OK, ""
+    plural = "s" if len(bad) > 1 else ""
+    sentence = f"{len(bad)} check{plural} failed: {', '.join(dict.fromkeys(b.check for b in bad))}."
+    of_node = is_job and any(line.of_node for line in bad)
+    return Exit.NODE if of_node else Exit.USER, sentence
 
 
 # Checks in a child process: `python -m foundling.doctor.checks NAMES...`, the question on stdin.

@@ -15,9 +15,9 @@ from foundling.plan.hardware import device_slug, find_gpu, known_ceilings, name_
 from foundling.profiling.ceilings import memory_bytes
 from foundling.runtime.console import size
 from foundling.runtime.device import choose_device, device_name, memory_free
-from foundling.train.autotune.attention import choose_kernels
+from foundling.train.autotune.attention import choose_attention_kernels
 from foundling.train.autotune.harness import matmul_peak
-from foundling.train.autotune.mlp import choose_feed_forward
+from foundling.train.autotune.mlp import choose_mlp
 
 FREE_SHARE = 0.9
 """Of a GPU's memory; less means that another process uses it."""
@@ -168,9 +168,9 @@ def check_kernels(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
     target = config or RunConfig()
     model, train, lines = target.model, target.train, list[str]()
     if notes.begins("attention"):
-        _, lines = choose_kernels(model, train, target.data, device, dtype)
-    if config and notes.begins("feed-forward"):
-        lines.append(choose_feed_forward(model, train, config.parallel.tensor, device, dtype)[1])
+        _, lines = choose_attention_kernels(model, train, target.data, device, dtype)
+    if config and notes.begins("mlp"):
+        lines.append(choose_mlp(model, train, config.parallel.tensor, device, dtype)[1])
     for line in filter(None, lines):
         yield (warned if "WARNING" in line else passed)("kernels", line)
     if notes.begins("fused AdamW"):

@@ -1,6 +1,5 @@
 """Data sheets, prices and measured rates of GPUs."""
 
-import difflib
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from foundling.config.base import read_yaml
-from foundling.config.errors import ConfigError
+from foundling.config.errors import ConfigError, did_you_mean
 from foundling.runtime.files import cache_folder, write_text_atomic
 
 # What a device was measured to reach, kept as JSON so that later plans need neither it nor torch.
@@ -349,8 +348,7 @@ def find_gpu(name: str) -> Gpu:
     table = hardware()
     key = _key(name)
     if key not in table:
-        close = difflib.get_close_matches(key, table, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(table)}."
+        hint = did_you_mean(key, table, cutoff=0.5)
         raise ConfigError(f"--gpu {name} is not in the table of hardware; {hint}")
     gpu = table[key]
     for ceilings in known_ceilings().values():

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from foundling.config.errors import UserError
+from foundling.runtime.exits import StoppingError
 from foundling.runtime.progress import collective
 
 # A job of one process never starts a process group, so the laptop's path has no distributed code in
@@ -246,6 +247,10 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 def _portable(error: BaseException | None) -> BaseException | None:
     """The exception as it travels: those with odd constructors do not survive pickling."""
-    if error is None or isinstance(error, OSError | UserError) or type(error) is RuntimeError:
+    if (
+        error is None
+        or isinstance(error, OSError | UserError | StoppingError)
+        or type(error) is RuntimeError
+    ):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")

@@ -67,6 +67,10 @@ class EndOfRun(Exception):  # noqa: N818 - an end is no error
         self.code = Exit(code)
 
 
+class StoppingError(Exception):
+    """The job is to stop, and this work is left to the next start."""
+
+
 @dataclass(frozen=True)
 class RankOutcome:
     """How one rank ended, as it said itself."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import random
 import signal
@@ -236,6 +237,10 @@ def _agree(state: _SignalState, code: int) -> int:
             limit = timedelta(seconds=AGREE_TIMEOUT_S)
             # On the CPU and apart: no GPU waits for this, and it meets no other collective.
             state.group = dist.new_group(backend="gloo", timeout=limit)
+            # One rank alone has asked SLURM; work between two steps looks at its own limit.
+            earliest = torch.tensor(state.deadline or math.inf, dtype=torch.float64)
+            dist.all_reduce(earliest, op=dist.ReduceOp.MIN, group=state.group)
+            state.deadline = float(earliest)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=state.group)
     return int(flag.item())
 

@@ -3,12 +3,15 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 import tokenizers
+from rich.table import Table
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from foundling.config.errors import DataError
@@ -104,6 +107,48 @@ def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> Measure:
         changed=changed,
         seconds=seconds,
     )
+
+
+Measures = dict[str, dict[str, Measure]]
+"""By source, then by tokenizer."""
+
+
+def measure_sources(
+    tokenizers: Mapping[str, Tokenizer], texts: Mapping[str, Sequence[str]]
+) -> Measures:
+    """What each tokenizer makes of the texts of each source, and of all if there are several."""
+    found = {
+        source: {name: measure(tokenizer, held) for name, tokenizer in tokenizers.items()}
+        for source, held in texts.items()
+    }
+    if len(found) > 1:
+        found["all sources"] = {
+            name: reduce(add, [by_name[name] for by_name in found.values()]) for name in tokenizers
+        }
+    return found
+
+
+def measures_table(found: Measures, tokenizers: Mapping[str, Tokenizer]) -> Table:
+    """Measures as a table, ready to print."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("source", "tokenizer"):
+        table.add_column(column, overflow="fold")
+    for column in ("vocabulary", "bytes/token", "tokens/word", "1-byte", "round trip", "MB/s"):
+        table.add_column(column, justify="right")
+    for source, by_name in found.items():
+        for number, (name, one) in enumerate(by_name.items()):
+            table.add_row(
+                source if number == 0 else "",
+                name,
+                f"{tokenizers[name].vocab_size:,}",
+                f"{one.bytes_per_token:.3f}",
+                f"{one.fertility:.3f}",
+                f"{one.single_share:.1%}",
+                "exact" if not one.changed else f"{one.changed:,} of {one.texts:,} changed",
+                f"{one.mb_per_s:.1f}",
+                end_section=number == len(by_name) - 1,
+            )
+    return table
 
 
 @contextlib.contextmanager

@@ -35,14 +35,14 @@ from foundling.train.start_point import DATA_FIELDS
 
 
 @dataclass(frozen=True)
-class DataRecord:
+class DataOrderState:
     """The `data` of run.json: the settings and segments that a run reads by."""
 
     settings: dict[str, Any]
     segments: tuple[Segment, ...]
 
 
-def data_record(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dict[str, Any]:
+def data_order_json(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dict[str, Any]:
     """The `data` of run.json, written to disk before any unit of a new segment is read."""
     return {
         "settings": dict(settings),
@@ -50,18 +50,17 @@ def data_record(settings: Mapping[str, Any], segments: Sequence[Segment]) -> dic
     }
 
 
-def read_record(
+def read_data_order(
     run: RunDir, meta: Mapping[str, Any] | None, batch: int | None = None
-) -> DataRecord | None:
-    """The record of a run, or what its checkpoint says where it has not begun (a branch); None if
-    it has read nothing yet. `batch` is where the run stands, if that is not the checkpoint's
-    step."""
+) -> DataOrderState | None:
+    """The data order of a run, or what its checkpoint says where it has not begun (a branch); None
+    if it has read nothing yet. `batch` is where the run stands, if not at the checkpoint's step."""
     saved = _segments_from_json(meta["segments"]) if meta else ()
     if not run.exists:
-        return DataRecord(_recorded_settings(meta["config"]), saved) if meta else None
+        return DataOrderState(_recorded_settings(meta["config"]), saved) if meta else None
     try:
         data = run.read_info()["data"]
-        record = DataRecord(data["settings"], _segments_from_json(data["segments"]))
+        record = DataOrderState(data["settings"], _segments_from_json(data["segments"]))
     except (ValueError, KeyError, TypeError):
         raise RunError(
             f"{run.info_path} does not say what was read; bring it back from a copy."
@@ -315,22 +314,23 @@ class DataLoader:
             if stop_agreed():
                 return False
 
-    def _extend_segments(self, step: int) -> list[dict[str, Any]] | None:
+    def _extend_segments(self, batch: int) -> list[dict[str, Any]] | None:
         """The segments with what the builds have added, on disk before any of it is read."""
-        for name in self.order.segment_of_step(step).growing:
+        for name in self.order.segment_of_step(batch).growing:
             self.datasets[name].refresh()
         order = continue_order(
-            self._data, self._train, self._steps, self.order.segments, self.datasets, step
+            self._data, self._train, self._steps, self.order.segments, self.datasets, batch
         )
-        known = Order(order.seed, order.before(step + 1)).steps_known()
-        if known is not None and known <= step:
+        known = Order(order.seed, order.before(batch + 1)).steps_known()
+        if known is not None and known <= batch:
             return None  # no shards, or not enough for a step
-        segment = order.segment_of_step(step)
+        segment = order.segment_of_step(batch)
         for name in segment.shards:
             self.datasets[name].verify(changed_only=True)  # the shards that have just come
         self._run.update_info(
-            data=data_record(data_settings(self._data, self._train), order.segments)
+            data=data_order_json(data_settings(self._data, self._train), order.segments)
         )
+        step = self.skips.step_of(batch)
         shards = {name: list(span) for name, span in segment.shards.items()}
         self._run.event("data_grew", step=step, shards=shards, growing=list(segment.growing))
         ranges = ", ".join(f"{name} shards {a} to {b - 1}" for name, (a, b) in shards.items())
@@ -350,9 +350,8 @@ def open_loader(
     guard: AnomalyGuard,
 ) -> DataLoader:
     """The loader of a resumed run, or of a new one; `meta` is its checkpoint's, if it has one."""
-    step = int(meta["step"]) if meta else 0
-    batch = guard.skips.batch_of(step)
-    segments = on_main(lambda: _segments_of(data, train, steps, run, datasets, meta, batch))
+    step, skips = int(meta["step"]) if meta else 0, guard.skips
+    segments = on_main(lambda: _segments_of(data, train, steps, run, datasets, meta, skips))
     loader = DataLoader(data, train, steps, run, datasets, segments, world, step, guard)
     guard.mixture_digest = loader.mixture_digest
     return loader
@@ -365,28 +364,34 @@ def _segments_of(
     run: RunDir,
     datasets: Mapping[str, DataSet],
     meta: Mapping[str, Any] | None,
-    step: int,
+    skips: Skips,
 ) -> tuple[Segment, ...]:
     """The segments to read by (rank 0); a change is recorded before anything is read by it."""
+    batch = skips.batch_of(int(meta["step"]) if meta else 0)
     settings = data_settings(data, train)
-    record = read_record(run, meta, step) if run.exists or meta else None
+    record = read_data_order(run, meta, batch) if run.exists or meta else None
     saved = record.segments if record else ()
     check_sources(saved, datasets, str(run.path))
     unchanged = record is not None and record.settings == settings
     order = Order(train.seed, saved) if unchanged else None
-    order = order or continue_order(data, train, steps, saved, datasets, step)
+    order = order or continue_order(data, train, steps, saved, datasets, batch)
     if not data.follow:
         epochs = order.epochs(order.sample_of(steps))
         check_enough_data(epochs, allowed_repeats(data, train))
     if record is not None and not unchanged:
-        _record_change(run, record, settings, order, step)
+        _record_change(run, record, settings, order, batch, skips)
     if run.exists and not unchanged:
-        run.update_info(data=data_record(settings, order.segments))
+        run.update_info(data=data_order_json(settings, order.segments))
     return order.segments
 
 
 def _record_change(
-    run: RunDir, record: DataRecord, settings: Mapping[str, Any], order: Order, step: int
+    run: RunDir,
+    record: DataOrderState,
+    settings: Mapping[str, Any],
+    order: Order,
+    batch: int,
+    skips: Skips,
 ) -> None:
     """Write the event of a change of data, with the epochs that it leaves unread."""
     changes = {
@@ -394,13 +399,15 @@ def _record_change(
         for name, value in settings.items()
         if record.settings.get(name) != value
     }
-    unread = [u for u in order.left_unread(order.sample_of(step)) if u.step == step]
+    unread = [u for u in order.left_unread(order.sample_of(batch)) if u.step == batch]
+    later = [segment for segment in order.segments if segment.first_step >= batch]
+    step = skips.step_of(batch)
     run.event(
         "data_changed",
         step=step,
         changes=changes,
-        from_step={s.first_step: s.weights for s in order.segments if s.first_step >= step},
-        left_unread=[vars(u) for u in unread],
+        from_step={skips.step_of(segment.first_step): segment.weights for segment in later},
+        left_unread=[{**vars(u), "step": step} for u in unread],
     )
     say(f"from step {step} on the data changes: {', '.join(changes)}")
     for u in unread:

@@ -34,6 +34,7 @@ from foundling.runtime.dist import (
     new_gloo_group,
     on_main,
 )
+from foundling.runtime.exits import StoppingError
 from foundling.runtime.files import write_text_atomic
 from foundling.runtime.processes import StopAgreement, stop_requested_here
 from foundling.runtime.progress import PROGRESS
@@ -55,7 +56,7 @@ from foundling.train.step import step_seed
 # All are written down by step, so that a run killed between a checkpoint and its evaluation makes
 # up for it when it continues. Neither can end a run: a failure is reported and training goes on.
 
-SHOWN = ("bpb", "floor_bpb", "loss", "full_bpb", "full_loss")
+SHOWN_SCORES = ("bpb", "floor_bpb", "loss", "full_bpb", "full_loss")
 """Scores on the screen, in TensorBoard and in W&B."""
 
 
@@ -75,24 +76,20 @@ class PeerFailedError(RuntimeError):
     """Another rank could not do its part, and this one did not begin what would need it."""
 
 
-class StoppingError(Exception):
-    """The job is to stop, and this work is left to the next start."""
-
-
 class NonFatal:
     """Work that may fail without ending the run: counts attempts, agrees on failures over ranks."""
 
-    def __init__(self, run: RunDir, *, everyone: bool, limit_s: float = 600.0) -> None:
-        """`everyone`: all ranks take part, as where none has the whole model; otherwise only rank
+    def __init__(self, run: RunDir, *, collective: bool, limit_s: float) -> None:
+        """`collective`: all ranks take part, as where none has the whole model; otherwise only rank
         0 calls this. A rank that waits for the others longer than `limit_s` ends the job."""
-        self._run, self._everyone, self._limit_s = run, everyone and has_ranks(), limit_s
+        self._run, self._collective, self._limit_s = run, collective and has_ranks(), limit_s
         self._group: Group = None
         self._path = run.path / "tried.json"
 
-    def attempt(self, what: str, step: int, action: Callable[[], None]) -> bool:
-        """Do `action`; whether it was done, which is the same on every rank."""
+    def attempt(self, what: str, step: int, action: Callable[[], None]) -> None:
+        """Do `action`, if it has not ended the job before; a failure becomes an event."""
         if not self._on_main(lambda: self._may_try(what, step)):
-            return False
+            return
         error: Exception | None = None
         given_up = False
         with PROGRESS.during("evaluate"):
@@ -110,12 +107,12 @@ class NonFatal:
             warn(f"{what} at step {step} failed ({text}); training goes on.")
             self._on_main(lambda: self._run.event("failed", what=what, step=step, error=text))
         self._on_main(lambda: self._forget(what, step))
-        return not failed and not given_up
 
     def raise_if_stopping(self) -> None:
         """StoppingError if the job is to stop: called now and then by work that takes long, which
         would otherwise be killed when the grace time is over. The same on every rank that takes
         part; where rank 0 works alone, only its own signals count."""
+        PROGRESS.move("evaluate")  # every batch is progress, however long all of them take
         if self._worst(int(stop_requested_here())):
             raise StoppingError
 
@@ -138,14 +135,14 @@ class NonFatal:
     def _worst(self, value: int) -> int:
         """The largest of all ranks' numbers, on a group of its own: it cannot meet a collective of
         the model that another rank is still in."""
-        if not self._everyone:
+        if not self._collective:
             return value
         if self._group is None:
             self._group = new_gloo_group(self._limit_s)
         return max_over_ranks(value, self._group, "agreement on an attempt")
 
     def _on_main(self, work: Callable[[], T]) -> T:
-        return on_main(work) if self._everyone else work()
+        return on_main(work) if self._collective else work()
 
     def _may_try(self, what: str, step: int) -> bool:
         tried = self._read()
@@ -210,21 +207,22 @@ class Evaluation:
     nonfatal_on_all_ranks: NonFatal
     """The same for work that all ranks share, whether or not each has the whole model."""
 
-    def is_due(self, step: int) -> bool:
-        """Whether the held-out documents are scored at this step."""
+    def held_out_is_due(self, step: int) -> bool:
+        """Whether the held-out documents are scored at this step, by the clock alone."""
         return self._on_clock(step, self.settings.every)
 
     def tasks_are_due(self, step: int) -> bool:
         """Whether this step's tasks are to be scored and are not yet; collective."""
         if not self.settings.tasks or not self._on_clock(step, self.settings.tasks_every):
             return False
-        return on_main(lambda: self._is_missing(step, "scored"))
+        return on_main(lambda: self._is_unrecorded(step, "scored"))
 
     def last_score_is_missing(self, step: int) -> bool:
         """Whether anything that was due at this step was not done; collective."""
         kinds = ["evaluated", *(["sampled"] if self.settings.prompts else [])]
         return self.tasks_are_due(step) or (
-            self.is_due(step) and on_main(lambda: any(self._is_missing(step, k) for k in kinds))
+            self.held_out_is_due(step)
+            and on_main(lambda: any(self._is_unrecorded(step, k) for k in kinds))
         )
 
     def run_if_due(self, state: TrainState) -> None:
@@ -234,9 +232,9 @@ class Evaluation:
         clocks = (settings.every, settings.tasks_every if settings.tasks else 0)
         if not any(self._on_clock(state.step, every) for every in clocks) or self.stop.agreed():
             return
-        if self._is_needed(state, "evaluated"):
+        if self._takes_part(state, "evaluated"):
             self._attempt("evaluation", state, self._evaluate, self.nonfatal)
-        if settings.prompts and self._is_needed(state, "sampled"):
+        if settings.prompts and self._takes_part(state, "sampled"):
             self._attempt("sampling", state, self._sample, self.nonfatal)
         if self.tasks_are_due(state.step):
             self._attempt("tasks", state, self._score, self.nonfatal_on_all_ranks)
@@ -245,17 +243,19 @@ class Evaluation:
     def _on_clock(self, step: int, every: int) -> bool:
         return every > 0 and step > 0 and (step % every == 0 or step == self.last_step)
 
-    def _is_missing(self, step: int, kind: str) -> bool:
+    def _is_unrecorded(self, step: int, kind: str) -> bool:
+        """Whether events.jsonl has no such line of the step (rank 0)."""
         done = read_events(self.run).measured[kind]
         return all(line["step"] != step for line in done)
 
-    def _is_needed(self, state: TrainState, kind: str) -> bool:
-        if not self.is_due(state.step):
+    def _takes_part(self, state: TrainState, kind: str) -> bool:
+        """Whether this rank does what is due and unrecorded; collective where none has the whole
+        model."""
+        if not self.held_out_is_due(state.step):
             return False
         if state.mesh.is_sharded:
-            # No process has the whole model: all take part, and the main one knows what is missing.
-            return on_main(lambda: self._is_missing(state.step, kind))
-        return state.world.is_main and self._is_missing(state.step, kind)
+            return on_main(lambda: self._is_unrecorded(state.step, kind))
+        return state.world.is_main and self._is_unrecorded(state.step, kind)
 
     def _attempt(
         self,
@@ -303,7 +303,7 @@ class Evaluation:
             )
         if (score := part.headline[best_by]) is not None:
             self.checkpoints.score(step, score)
-        numbers = {name: line[name] for name in SHOWN if line.get(name) is not None}
+        numbers = {name: line[name] for name in SHOWN_SCORES if line.get(name) is not None}
         self.metrics.scores(step, numbers)
         text = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         if part.without:
@@ -391,17 +391,16 @@ class Evaluation:
         settings = self.settings
         registry = Registry()
         # A file may be missing on one machine only: then no rank goes on to where they wait.
-        all_ranks = self.nonfatal_on_all_ranks
-        (tasks,) = all_ranks.same_on_all_ranks(registry.find(words) for words in [settings.tasks])
+        named = (registry.find(words) for words in [settings.tasks])
+        (tasks,) = self.nonfatal_on_all_ranks.same_on_all_ranks(named)
         results = Results(
             self.run.path / "evals" / f"step-{state.step}",
             source=str(self.run.path),
             step=state.step,
             # After a rollback the same step has other weights.
-            stamp=f"{TRAINING}course {len(self.guard.record)}",
+            stamp=f"{TRAINING}course {len(self.guard.interventions)}",
             more={"total_tokens": state.ledger.total.tokens},
         )
-        is_shared = state.mesh.is_sharded
         exam = Exam(
             tasks=tasks,
             baselines=registry.core.baselines if CORE in tasks else {},
@@ -409,8 +408,8 @@ class Evaluation:
             limit=settings.tasks_limit,
             max_tokens=self.train.batch_size * self.train.seq_len,
             asking=Asking(as_text=not self.is_chat),
-            split=not is_shared,
-            between=all_ranks.raise_if_stopping if is_shared else _stop_check_one_rank,
+            split=not state.mesh.is_sharded,
+            between=self.nonfatal.raise_if_stopping,
         )
         subject = Subject(
             model=state.model,
@@ -454,13 +453,6 @@ class Evaluation:
         self.metrics.scores(state.step, numbers)
         text = "  ".join(_in_words(results))
         say(f"  tasks at step {state.step}: {text} ({seconds:.0f} s)")
-
-
-def _stop_check_one_rank() -> None:
-    """StoppingError if this rank has a signal; the others learn of it at the next collective."""
-    PROGRESS.move("evaluate")  # every batch is progress, however long all of them take
-    if stop_requested_here():
-        raise StoppingError
 
 
 def _in_words(results: Results) -> Iterator[str]:

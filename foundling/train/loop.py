@@ -13,7 +13,7 @@ from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.anomaly import RefusedStepError
 from foundling.train.faults.rollback import handle_refused_step
-from foundling.train.run_metadata import PROBE_STEPS, measured, tokens_read
+from foundling.train.run_metadata import PROBE_STEPS, measured_figures, tokens_read
 from foundling.train.setup import Trainer, set_up
 from foundling.train.step import manual_gc, train_step
 from foundling.train.token_ledger import check_agreement
@@ -88,7 +88,7 @@ def mark_finished(t: Trainer, newest: Folder) -> None:
     if (error := run.sync()) is not None:
         raise error
     plan = run.read_info()["plan"]
-    plan["measured"] = measured(run, t.state, t.metrics.seconds_outside_steps, newest)
+    plan["measured"] = measured_figures(run, t.state, t.metrics.seconds_outside_steps, newest)
     if step < PROBE_STEPS and t.metrics.has_steps:
         # Too short to have been held to it on the way.
         t.metrics.compare_with_plan(plan["predicted"], step, plan["measured"]["memory_peak"])

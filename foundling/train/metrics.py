@@ -20,6 +20,8 @@ from foundling.train.state import TrainState
 from foundling.train.step import StepResult
 from foundling.train.token_ledger import sources_read
 
+_flops_per_token = lru_cache(maxsize=64)(flops_per_token)
+
 
 class Sink(Protocol):
     """Somewhere numbers go besides metrics.jsonl."""
@@ -93,11 +95,6 @@ class FlopRates:
         """What so many positions in rows of this length make of each peak."""
         flops = positions * _flops_per_token(self.model, round(row_len)) / seconds
         return {name: float(f"{flops / peak:.4g}") for name, peak in self.peaks.items()}
-
-
-@lru_cache(maxsize=64)
-def _flops_per_token(model: ModelConfig, seq_len: int) -> int:
-    return flops_per_token(model, seq_len)
 
 
 class Metrics:

@@ -70,8 +70,8 @@ def snapshot_on_oom(folder: Path) -> Iterator[None]:
         with translate_out_of_memory():
             yield
     except torch.OutOfMemoryError as error:
-        if sentence := snapshot_sentence(_SnapshotTarget.path):
-            error.add_note(sentence)
+        if (path := _SnapshotTarget.path).is_file():
+            error.add_note(f"a snapshot of it is in {path}: look at it on pytorch.org/memory_viz.")
         raise
     finally:
         _SnapshotTarget.path = before
@@ -85,7 +85,11 @@ def refuse_on_oom(train: TrainConfig) -> Iterator[None]:
     except OutOfMemoryLaterError:
         raise
     except torch.OutOfMemoryError as error:
-        raise RunError(f"{too_large_sentence(train)}{snapshot_note(error) or '.'}") from error
+        raise RunError(
+            f"a step of {train.batch_size} rows of {train.seq_len} tokens does not fit"
+            " into the device's memory; lower train.batch_size, set parallel.recompute, or see"
+            f" `foundling plan`{snapshot_note(error) or '.'}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -98,22 +102,6 @@ def mark_oom_after_success(has_fitted: Callable[[], bool]) -> Iterator[None]:
         if not has_fitted():
             raise
         raise OutOfMemoryLaterError(f"after steps that had fitted: {error}") from error
-
-
-def too_large_sentence(train: TrainConfig) -> str:
-    """The sentence for a step that does not fit, with the remedies."""
-    return (
-        f"a step of {train.batch_size} rows of {train.seq_len} tokens does not fit"
-        " into the device's memory; lower train.batch_size, set parallel.recompute, or see"
-        " `foundling plan`"
-    )
-
-
-def snapshot_sentence(path: Path) -> str:
-    """Where the snapshot is and what to do with it; empty if there is none."""
-    if not path.is_file():
-        return ""
-    return f"a snapshot of it is in {path}: look at it on pytorch.org/memory_viz."
 
 
 def snapshot_note(error: BaseException) -> str:

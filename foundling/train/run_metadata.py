@@ -38,7 +38,7 @@ def peaks_of(run: RunDir, choice: DeviceChoice, ranks: int) -> dict[str, float]:
     return found | ({"mfu": sheet[0] * ranks} if sheet else {})
 
 
-def measured(
+def measured_figures(
     run: RunDir, state: TrainState, since_last_line: Mapping[str, float], newest: Folder
 ) -> dict[str, float]:
     """The predicted figures as measured, from the run's own records and its last checkpoint;
@@ -79,7 +79,9 @@ def tokens_read(kind: str, data: DataConfig, state: TrainState, loader: DataLoad
     """The run's ledger as a table, with the mixture as achieved and as asked for."""
     order = loader.order
     epochs = order.epochs(order.sample_of(loader.position(state.step)))
-    sources = {name: counts.to_json() for name, counts in state.ledger.sources.items()}
+    sources = {
+        name: counts.to_json() for name, counts in state.ledger.by_source_without_filler.items()
+    }
     table = tokens_table([(kind, as_counts(sources, epochs))])
     if data.weights_by == "documents":
         documents = {name: dataset.stored.documents for name, dataset in loader.datasets.items()}
@@ -92,7 +94,7 @@ def tokens_read(kind: str, data: DataConfig, state: TrainState, loader: DataLoad
 # Only where there is something to rest on: a GPU of the table, or a device whose ceilings were
 # measured (`foundling plan TARGET --probe`). A guess about an unmeasured CPU would only cry wolf.
 
-TOLERANCE = 0.15
+PLAN_TOLERANCE = 0.15
 
 
 @dataclass(frozen=True)
@@ -149,5 +151,5 @@ def overruns(predicted: Mapping[str, float], measured: Mapping[str, float]) -> l
         f" {planned:,.4g} were planned; `foundling plan TARGET --probe` says where."
         for name, (word, verb, unit) in words.items()
         if (planned := predicted.get(name) or 0)
-        and (found := measured.get(name, 0)) > planned * (1 + TOLERANCE)
+        and (found := measured.get(name, 0)) > planned * (1 + PLAN_TOLERANCE)
     ]

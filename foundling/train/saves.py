@@ -40,7 +40,7 @@ class RunSaver:
         if (
             step % self.settings.every == 0
             or step == self.last_step
-            or self.evaluation.is_due(step)
+            or self.evaluation.held_out_is_due(step)
             or self.evaluation.tasks_are_due(step)
         ):
             self.save(state)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundling.checkpoint.folders import lock_folder
+from foundling.checkpoint.folders import lock_folder, step_of
 from foundling.checkpoint.manager import TIMEOUT_S, CheckpointManager
 from foundling.checkpoint.manifest import load_meta
 from foundling.checkpoint.paths import checkpoint_root
@@ -41,7 +41,7 @@ from foundling.train.autotune.harness import matmul_peak, sheet_peak
 from foundling.train.autotune.present_machine import PresentMachine, report_choices
 from foundling.train.dataloader import (
     DataLoader,
-    data_record,
+    data_order_json,
     data_settings,
     open_loader,
     wait_for_shards,
@@ -286,8 +286,8 @@ def build_trainer(
         checkpoints=start.manager,
         metrics=metrics,
         stop=stop,
-        nonfatal=NonFatal(run, everyone=mesh.is_sharded, limit_s=limit_s),
-        nonfatal_on_all_ranks=NonFatal(run, everyone=True, limit_s=slow_s),
+        nonfatal=NonFatal(run, collective=mesh.is_sharded, limit_s=limit_s),
+        nonfatal_on_all_ranks=NonFatal(run, collective=True, limit_s=slow_s),
     )
     saver = RunSaver(
         manager=start.manager,
@@ -358,14 +358,14 @@ def write_new_run(
             "matmul_flops": matmul_peak(choice.device, choice.dtype),
             **({"sheet_flops": sheet[0], "sheet": sheet[1]} if sheet else {}),
             "choices": list(spec.choices),
-            "data": data_record(settings, loader.order.segments),
+            "data": data_order_json(settings, loader.order.segments),
             "plan": {"forecast": plan.to_json(), "predicted": predicted},
         }
     )
 
 
 def _seconds_of(spec: RunSpec, placement: Placement) -> Callable[[float], dict[str, float]]:
-    """Of the run's parts, once the seconds of a step are known."""
+    """Returns seconds of each part of the run as a function of a step's."""
     device, ranks = placement.device.device, placement.world.size
     phases = len(spec.horizon.phases)
     return lambda step_s: seconds_by_part(
@@ -440,9 +440,8 @@ def restore(
     run = spec.run
     if checkpoint is not None:
         if not run.metrics_path.is_file():
-            raise MissingOrDamagedError(
-                f"{run.path} has no metrics.jsonl; {remedy_for_lost_lines(run, state.step)}."
-            )
+            remedy = remedy_for_lost_lines(run, step_of(checkpoint) or 0)
+            raise MissingOrDamagedError(f"{run.path} has no metrics.jsonl; {remedy}.")
         tensors = state.tensors()
         load_tensors(checkpoint, tensors, check=False)
         state.restore(load_meta(checkpoint), tensors)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from foundling.checkpoint.bundle import load_bundle
+from foundling.checkpoint.convert.dcp import CONVERTED
 from foundling.checkpoint.convert.detect import kind_of
-from foundling.checkpoint.folders import list_checkpoints, step_of
+from foundling.checkpoint.folders import MANIFEST, list_checkpoints, step_of
 from foundling.checkpoint.manager import CheckpointManager
 from foundling.checkpoint.manifest import load_meta, read_manifest
 from foundling.checkpoint.manifest import verify as verify_checkpoint
@@ -32,8 +33,6 @@ from foundling.runtime.run_dir import RunDir
 from foundling.runtime.run_reader import read_events, step_lines
 from foundling.tokenizer.tokenizer import Tokenizer
 from foundling.train.state import TrainState, make_state, named_tensors
-
-CONVERTED = "converted"
 
 
 def refuse_converted(run: RunDir) -> None:
@@ -118,7 +117,6 @@ def _may_change(field: str) -> bool:
 # the child's folder before it is opened, and from then on it is a run like any other. The files of
 # a checkpoint never change, so on one disk they are linked and take no room.
 
-MANIFEST = "manifest.json"
 KIND = "branch"
 """The parent's kind in run.json; a parent whose weights alone are taken has none."""
 CHANGEABLE_ON_BRANCH = ("rope_", "window", "dropout", "logit_softcap", "init")

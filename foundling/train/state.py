@@ -22,7 +22,6 @@ from foundling.parallel.apply import apply_parallel, check_float8, is_fsdp1
 from foundling.parallel.fsdp import init_shards
 from foundling.parallel.fsdp1 import clean_params, read_state, write_state
 from foundling.parallel.mesh import ALONE, Mesh
-from foundling.parallel.tensor_parallel import sum_replicated_gradients
 from foundling.runtime.device import DeviceChoice, memory_usage
 from foundling.runtime.dist import World
 from foundling.runtime.versions import __version__
@@ -49,15 +48,15 @@ class GradScaler:
     patience: int = 2000
     """Steps that it holds before it is doubled."""
 
-    def overflowed(self) -> bool:
-        """Halve it; False where it cannot be any smaller."""
+    def back_off(self) -> bool:
+        """Halve the scale; False at the minimum."""
         if self.value <= MIN_SCALE:
             return False
         self.value, self.held = self.value / 2, 0
         return True
 
-    def count_step(self) -> None:
-        """Count one more, and double the scale once in a while."""
+    def grow_if_stable(self) -> None:
+        """Count a step, and double the scale after `patience` of them."""
         self.held += 1
         if self.held >= self.patience:
             self.value, self.held = min(self.value * 2, MAX_SCALE), 0
@@ -133,12 +132,6 @@ class TrainState:
         """The ranks over which FSDP1 shards each parameter, which the parameter itself does not
         say."""
         return self.mesh.axis("shard").get_group() if is_fsdp1(self.module) else None
-
-    def reduce_tp_gradients(self) -> None:
-        """Sum the gradients of replicated parameters over tensor-parallel ranks, after the last
-        backward pass."""
-        if self.mesh.layout.tensor > 1:
-            sum_replicated_gradients(self.model)
 
 
 def named_tensors(

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,9 +22,10 @@ from foundling.model.kernels.attention_backends import note_count
 from foundling.optim.gradients import UpdateRatio, clip_, group_grad_norms, unscale_
 from foundling.optim.optimizer import set_lr
 from foundling.parallel.apply import accumulating
+from foundling.parallel.tensor_parallel import sum_replicated_gradients
 from foundling.runtime.dist import sum_over_ranks
 from foundling.runtime.progress import collective
-from foundling.train.faults.anomaly import AnomalyGuard
+from foundling.train.faults.anomaly import AnomalyGuard, RefusedStepError
 from foundling.train.state import TrainState, allocate_gradients, autocast
 from foundling.train.token_ledger import Ledger, count_step
 
@@ -82,11 +84,18 @@ def train_step(
     Rejected: judging a step when the next one has begun, so that nothing waits for two numbers;
     every optimizer then needs a gate on the device (docs/decisions).
     """
-    counts = count_step(_counted_batches(state, batches), options.sources, state.device)
-    targets = max(counts.by_source.total.targets, 1)
+    grad_scaler = copy(state.grad_scaler)
+    # Tensor-parallel ranks read the same rows: one of them counts.
+    counted = batches if state.mesh.is_tp_leader else ()
+    counts = count_step(counted, options.sources, state.device)
+    targets = max(counts.ledger.total.targets, 1)
     loss_sum, grad_norm = _gradients(state, batches, targets, options.document_mask, options.clip)
     # Before the optimizer sees it: one NaN in the moments poisons every later step.
-    _judge(state.step, loss_sum / targets, grad_norm, guard)
+    try:
+        _judge(state.step, loss_sum / targets, grad_norm, guard)
+    except RefusedStepError:
+        state.grad_scaler = grad_scaler
+        raise
     groups: dict[str, Tensor] = {}
     ratios: dict[str, Tensor] = {}
     before = None
@@ -100,9 +109,9 @@ def train_step(
         ratios = before.read()
     numbers = _to_floats([*groups.values(), *ratios.values()], state.device)
     state.step += 1
-    state.ledger = state.ledger.plus(counts.by_source)
+    state.ledger = state.ledger.plus(counts.ledger)
     if state.grad_scaler is not None:
-        state.grad_scaler.count_step()
+        state.grad_scaler.grow_if_stable()
     return StepResult(
         step=state.step,
         lr=options.lr,
@@ -110,7 +119,7 @@ def train_step(
         grad_norm=grad_norm,
         group_grad_norms=dict(zip(groups, numbers, strict=False)),
         update_ratios=dict(zip(ratios, numbers[len(groups) :], strict=True)),
-        counts=counts.by_source,
+        counts=counts.ledger,
         row_len=counts.row_len,
         total_tokens=state.ledger.total.tokens,
     )
@@ -139,13 +148,8 @@ def _accumulator_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64  # MPS has no doubles
 
 
-def _counted_batches(state: TrainState, batches: "Sequence[Batch]") -> "Sequence[Batch]":
-    """Tensor-parallel ranks read the same rows: one of them counts."""
-    return batches if state.mesh.is_tp_leader else ()
-
-
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Randomness inside a step is keyed, so no generator's state has to survive a restart."""
+    """Seed of a rank's random numbers in one step; derived, so that no generator state is saved."""
     digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -159,14 +163,15 @@ def _gradients(
         torch.manual_seed(step_seed(state.seed, state.step, state.world.rank))
         loss_sum = _accumulate(state, batches, targets, document_mask)
         loss = sum_over_ranks(loss_sum, "loss")
-        state.reduce_tp_gradients()
+        if state.mesh.layout.tensor > 1:
+            sum_replicated_gradients(state.model)
         params = [param for _, param in state.params()]
         if state.grad_scaler is not None:
             unscale_(params, state.grad_scaler.value)
         # Read together: each look at the device waits for all of its work.
         total, norm = torch.stack((loss, clip_(params, clip, state.fsdp1_group).to(loss))).tolist()
         overflow = math.isfinite(total) and not math.isfinite(norm)
-        if state.grad_scaler is None or not (overflow and state.grad_scaler.overflowed()):
+        if state.grad_scaler is None or not (overflow and state.grad_scaler.back_off()):
             return total, norm
         state.optimizer.zero_grad(set_to_none=True)
 
@@ -201,12 +206,12 @@ def _accumulate(
 # holds up all. What there is after the first step (modules, graphs, the model) is frozen out of the
 # search, and the rest is looked through once in a while, at the same step on every rank.
 
-EVERY = 50
+GC_INTERVAL = 50
 """Steps between collections; few objects of a step hang in cycles at all."""
 
 
 class GcControl:
-    """Collects every EVERY steps; `manual_gc` makes one."""
+    """Collects every GC_INTERVAL steps; `manual_gc` makes one."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -217,13 +222,13 @@ class GcControl:
             gc.collect()
             gc.freeze()
         self._steps += 1
-        if self._steps % EVERY == 0:
+        if self._steps % GC_INTERVAL == 0:
             gc.collect()
 
 
 @contextlib.contextmanager
 def manual_gc() -> Iterator[GcControl]:
-    """Disable automatic collection inside; the yielded control collects every EVERY steps."""
+    """Disable automatic collection inside; the yielded control collects every GC_INTERVAL steps."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

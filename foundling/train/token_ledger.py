@@ -46,7 +46,7 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Totals by source since the first step of the run."""
+    """Token counts by source, of one step or of the run so far."""
 
     by_source: Mapping[str, TokenCounts]
 
@@ -55,8 +55,7 @@ class Ledger:
         return sum(self.by_source.values(), TokenCounts())
 
     @property
-    def sources(self) -> dict[str, TokenCounts]:
-        """Without the rows that only fill a shape."""
+    def by_source_without_filler(self) -> dict[str, TokenCounts]:
         return {name: counts for name, counts in self.by_source.items() if name != FILLER}
 
     def plus(self, step: "Ledger") -> "Ledger":
@@ -80,7 +79,7 @@ FILLER = "filler"
 class StepCounts:
     """What one step read, over all ranks."""
 
-    by_source: Ledger
+    ledger: Ledger
     row_len: float
     """Length of a row, averaged over positions; buckets of several lengths may meet in a step."""
 
@@ -116,7 +115,7 @@ def sources_read(read: Ledger, epochs: Mapping[str, float]) -> dict[str, dict[st
     """What a step read of each source, and how often that was read by the end of it."""
     return {
         name: {**counts.to_json(), "epochs": round(epochs.get(name, 0.0), 9)}
-        for name, counts in read.sources.items()
+        for name, counts in read.by_source_without_filler.items()
     }
 
 
@@ -126,9 +125,9 @@ NONE_SKIPPED = Skips()
 def check_position(ledger: Ledger, order: Counted, step: int, skips: Skips = NONE_SKIPPED) -> None:
     """The ledger must hold, source by source, the units that the order puts before `step` and that
     were not left out."""
-    wanted = skips.units_read(order, step)
-    for name in dict.fromkeys([*wanted, *ledger.sources]):
-        found = ledger.sources.get(name, TokenCounts()).units
+    wanted, read = skips.units_read(order, step), ledger.by_source_without_filler
+    for name in dict.fromkeys([*wanted, *read]):
+        found = read.get(name, TokenCounts()).units
         if found != wanted.get(name, 0):
             raise RunError(
                 f"the ledger has {found} units of {name} and the loader's position, step {step},"
@@ -179,7 +178,7 @@ def _disagreements(ledger: Ledger, lines: Sequence[Mapping[str, Any]]) -> Iterat
             row = written.setdefault(name, Counter())
             for field in COUNTS:
                 row[field] += counts[field]
-    for name, counts in ledger.sources.items():
+    for name, counts in ledger.by_source_without_filler.items():
         for field, value in counts.to_json().items():
             found = written.get(name, Counter())[field]
             if found != value:

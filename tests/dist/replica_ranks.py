@@ -1,5 +1,8 @@
 """What each of four ranks does in test_replica_ranks.py; a wrong answer ends it with an error."""
 
+import contextlib
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +17,10 @@ from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import make_mesh
 from foundling.runtime.run_dir import RunDir
 from foundling.runtime.dist import World
+from foundling.runtime.dist import combine_on_main
 from foundling.runtime.dist import process_group
 from foundling.runtime.dist import world_from_environment
+from foundling.runtime.processes import defer_signals, handle_signals, stop_requested
 from foundling.train.evaluation import NonFatal
 from foundling.train.faults.replicas import find_difference
 
@@ -61,7 +66,7 @@ def attempts(folder: Path) -> None:
     """Rank 1 cannot read the third item: no rank goes on with it, and training goes on."""
     world = world_from_environment()
     with process_group(world, CPU, timeout_s=60):
-        tries = NonFatal(RunDir(folder), everyone=True, limit_s=30)
+        tries = NonFatal(RunDir(folder), collective=True, limit_s=30)
         used: list[int] = []
 
         def evaluate() -> None:
@@ -71,15 +76,16 @@ def attempts(folder: Path) -> None:
                 torch.distributed.all_reduce(both)  # what a model in parts would do
                 assert both == world.size
 
-        assert not tries.attempt("evaluation", 5, evaluate)
+        tries.attempt("evaluation", 5, evaluate)
         assert used == [0, 1]
-        assert tries.attempt("sampling", 5, lambda: None)
+        tries.attempt("sampling", 5, lambda: used.append(7))
+        assert used == [0, 1, 7]
 
         def fails_on_two() -> None:
             if world.rank == 2:
                 raise MemoryError("too large")
 
-        assert not tries.attempt("evaluation", 6, fails_on_two)
+        tries.attempt("evaluation", 6, fails_on_two)
 
 
 def items(world: World) -> Iterator[int]:
@@ -87,3 +93,25 @@ def items(world: World) -> Iterator[int]:
         if (world.rank, number) == (1, 2):
             raise OSError("no such file")
         yield number
+
+
+def stops(folder: Path) -> None:
+    """Rank 0 alone knows SLURM's limit, which comes in the middle of shared work: every rank stops
+    there, and nothing has failed."""
+    world = world_from_environment()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(process_group(world, CPU, timeout_s=60))
+        os.environ["SLURM_JOB_END_TIME"] = str(time.time() + 8)
+        stack.enter_context(handle_signals())
+        defer_signals()
+        alone = NonFatal(RunDir(folder), collective=False, limit_s=30)
+        together = NonFatal(RunDir(folder), collective=True, limit_s=30)
+        assert stop_requested(world) is None
+
+        def share() -> None:
+            for _ in range(200):
+                alone.raise_if_stopping()
+                time.sleep(0.05)
+
+        together.attempt("tasks", 5, lambda: combine_on_main(share, lambda _: None))
+        assert time.time() < float(os.environ["SLURM_JOB_END_TIME"])

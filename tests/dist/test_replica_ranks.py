@@ -31,3 +31,9 @@ def test_what_one_rank_cannot_evaluate_none_does(tmp_path: Path) -> None:
     told = [(line["what"], line["step"]) for line in read_lines(RunDir(tmp_path).events_path)]
     assert told == [("evaluation", 5), ("evaluation", 6)]
     assert not (tmp_path / "tried.json").exists()
+
+
+def test_a_time_limit_that_one_rank_knows_stops_all_and_is_no_failure(tmp_path: Path) -> None:
+    code = run_ranks(replica_ranks.stops, tmp_path, processes=2, errors=tmp_path / "errors")
+    assert code == 0, (tmp_path / "errors").read_text()[-2000:]
+    assert read_lines(RunDir(tmp_path).events_path) == []

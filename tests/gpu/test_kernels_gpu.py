@@ -27,9 +27,9 @@ from foundling.model.transformer import Transformer
 from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
 from foundling.runtime.device import choose_device
-from foundling.train.autotune.attention import AttentionShape, reference, worst_error
+from foundling.train.autotune.attention import AttentionShape, attention_error, reference
 from foundling.train.autotune.loss import choose_loss
-from foundling.train.autotune.mlp import worst_error as feed_error
+from foundling.train.autotune.mlp import mlp_error
 from foundling.train.autotune.present_machine import autotune
 
 pytestmark = pytest.mark.gpu
@@ -200,7 +200,7 @@ def test_attention_kernels_against_float64(name: str, mask: str) -> None:
     spec = MaskSpec(documents, 64 if mask in ("window", "both") else 0)
     if kernel.refusal(spec, 0.0):
         pytest.skip(str(kernel.refusal(spec, 0.0)))
-    assert worst_error(kernel, shape, spec, CUDA, torch.bfloat16) < 2e-2
+    assert attention_error(kernel, shape, spec, CUDA, torch.bfloat16) < 2e-2
 
 
 @pytest.mark.parametrize("heads", [(8, 8, 64), (8, 2, 64), (6, 6, 128), (14, 2, 64)])
@@ -326,7 +326,7 @@ def test_value_gates_inside_compiled_blocks(mode: str, policy: str) -> None:
 @pytest.mark.parametrize(("width", "inner"), [(256, 1024), (768, 3072), (200, 904)])
 def test_the_fused_feed_forward_is_that_of_float64(rows: int, width: int, inner: int) -> None:
     config = RunConfig(model=ModelConfig(dim=width, heads=1, ffn_dim=inner, activation="relu2"))
-    assert feed_error(config.model, CUDA) < 1e-2
+    assert mlp_error(config.model, CUDA) < 1e-2
     torch.manual_seed(0)
     shapes = ((rows, width), (inner, width), (width, inner))
     parts = [torch.randn(shape, device=CUDA) / shape[1] ** 0.5 for shape in shapes]
@@ -343,7 +343,7 @@ def test_a_run_takes_the_faster_feed_forward() -> None:
     config = load_config("depth-12", {"train.batch_size": 8})
     settled, told = autotune(config, choose_device("cuda", "bf16"))
     assert settled.train.kernels.mlp in ("plain", "fused")
-    assert any(line.startswith("feed-forward") for line in told), told
+    assert any(line.startswith("mlp") for line in told), told
 
 
 @pytest.mark.parametrize("where", ["x", "up"])

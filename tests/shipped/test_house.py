@@ -130,6 +130,7 @@ def test_every_verbs_help_fits_two_screens(
         (["eval", "nowhere", "core", "--bundle", "file.txt"], "no evaluation bundle"),
         (["eval", "nowhere", "gsm8k=missing.jsonl"], "missing.jsonl"),
         (["eval", "nowhere", "mine", "--task-file", "file.txt"], "file.txt"),
+        (["eval", "nowhere", "list", "--json"], "--json has no effect on the list of tasks"),
         (["eval", "nowhere", "--limit", "3"], "--limit has no effect without a list of tasks"),
         (["eval", "nowhere", "knowledge"], "nowhere"),
         (["data", "verify", "nowhere", "--against", "spelling"], "nowhere"),

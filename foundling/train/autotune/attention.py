@@ -18,12 +18,12 @@ from foundling.runtime.console import first_line
 from foundling.runtime.device import synchronise
 from foundling.train.autotune.harness import (
     IN_A_ROW_S,
-    TIMING_S,
     Candidate,
+    candidate_seconds,
+    max_relative_error,
     median_seconds,
     pick,
     try_candidate,
-    worst_gap,
 )
 
 UNSTEADY = "its gradients differ from one launch to the next"
@@ -31,7 +31,7 @@ UNSTEADY = "its gradients differ from one launch to the next"
 NOT_REPEATED = "torch has no way to repeat it bit by bit (train.deterministic)"
 """Likewise, where torch knows without a launch: of cuDNN's attention it does."""
 DECLINED = ("No available kernel", "does not have a deterministic implementation")
-"""How torch says so."""
+"""Texts of torch errors for a kernel that cannot be deterministic."""
 REPEATS = 5
 """Launches that must agree where a run must repeat itself."""
 MOST_EXACT = 2048
@@ -70,21 +70,21 @@ class AttentionShape:
         ]
 
 
-def prepare_launch(
+def make_forward_backward(
     kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], list[Tensor]]:
-    """One launch forward and backward, for the result and the gradients."""
+    """A function that launches forward and backward, for the result and the gradients."""
     q, k, v = shape.random_inputs(device, dtype)
     mask = kernel.mask(spec, shape.width, device)
     seed: list[Tensor] = []
 
-    def launch() -> list[Tensor]:
+    def forward_backward() -> list[Tensor]:
         out = kernel.attend(q, k, v, mask, shape.dropout)
         if not seed:
             seed.append(torch.randn_like(out))
         return [out.detach(), *torch.autograd.grad(out, (q, k, v), seed[0])]
 
-    return launch
+    return forward_backward
 
 
 def _seconds(
@@ -97,9 +97,9 @@ def _seconds(
 ) -> float:
     """Seconds of a launch and of a layer's share of the mask. Short launches come in a row, as in a
     compiled step: a kernel that Python takes long to launch is not slower for it there."""
-    launch = prepare_launch(kernel, shape, spec, device, dtype)
+    forward_backward = make_forward_backward(kernel, shape, spec, device, dtype)
     mask_s = median_seconds(lambda: kernel.mask(spec, shape.width, device), device, 0.0)
-    return median_seconds(launch, device, TIMING_S, at_least=IN_A_ROW_S) + mask_s / layers
+    return candidate_seconds(forward_backward, device, at_least=IN_A_ROW_S) + mask_s / layers
 
 
 def refusal_at(
@@ -115,7 +115,7 @@ def refusal_at(
         refusal = kernel.refusal(spec, shape.dropout) or ""
         try:
             if not refusal:
-                prepare_launch(kernel, shape, spec, device, dtype)()
+                make_forward_backward(kernel, shape, spec, device, dtype)()
                 synchronise(device)
         except Exception as error:  # whatever a kernel that does not fit throws
             refusal = first_line(error)
@@ -139,14 +139,13 @@ def try_kernel(
         return Candidate(kernel.name, refusal=refusal)
     must_repeat = torch.are_deterministic_algorithms_enabled()
 
-    def error() -> float:
-        gap = worst_error(kernel, shape, spec, device, dtype)
+    def seconds() -> float:
         if must_repeat and not repeats(kernel, shape, spec, device, dtype):
             raise RuntimeError(UNSTEADY)
-        return gap
+        return _seconds(kernel, shape, spec, device, dtype, layers)
 
     found = try_candidate(
-        kernel.name, error, lambda: _seconds(kernel, shape, spec, device, dtype, layers)
+        kernel.name, lambda: attention_error(kernel, shape, spec, device, dtype), seconds
     )
     if must_repeat and any(words in found.refusal for words in DECLINED):
         return Candidate(kernel.name, refusal=NOT_REPEATED)
@@ -157,13 +156,15 @@ def repeats(
     kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
 ) -> bool:
     """Whether result and gradients are the same bits in a few launches, without dropout."""
-    launch = prepare_launch(kernel, replace(shape, dropout=0.0), spec, device, dtype)
-    first = launch()
-    again = (zip(first, launch(), strict=True) for _ in range(REPEATS - 1))
+    forward_backward = make_forward_backward(
+        kernel, replace(shape, dropout=0.0), spec, device, dtype
+    )
+    first = forward_backward()
+    again = (zip(first, forward_backward(), strict=True) for _ in range(REPEATS - 1))
     return all(torch.equal(a, b) for pairs in again for a, b in pairs)
 
 
-def worst_error(
+def attention_error(
     kernel: Kernel, shape: AttentionShape, spec: MaskSpec, device: torch.device, dtype: torch.dtype
 ) -> float:
     """Largest relative error, in norm, of result and gradients against attention in float64."""
@@ -178,7 +179,7 @@ def worst_error(
     # One head alone lies in memory one way, whatever strides it is given.
     inputs = [x.detach().contiguous().requires_grad_() for x in one.random_inputs(device, dtype)]
     mask = kernel.mask(spec, one.width, device)
-    return worst_gap(
+    return max_relative_error(
         lambda q, k, v: kernel.attend(q, k, v, mask, 0.0),
         lambda q, k, v: reference(spec, q, k, v),
         inputs,
@@ -214,10 +215,10 @@ HALF_PRECISION_ONLY = ("flash4", "flash3", "cudnn", "band", "flash")
 MIN_CAPABILITY = (9, 0)
 """Compute capability from which the kernels of other packages were seen to be faster."""
 FALLBACK = "math"
-"""Keeps every score: asked only where nothing else can be launched."""
+"""Materialises the score matrix; tried last."""
 
 
-def choose_kernels(
+def choose_attention_kernels(
     model: ModelConfig,
     train: TrainConfig,
     data: DataConfig,
@@ -257,8 +258,7 @@ def choose_kernels(
 
 
 def shapes_of(model: ModelConfig, train: TrainConfig, data: DataConfig) -> list[AttentionShape]:
-    """Of every micro-batch that some phase or bucket brings; the first is the first phase's with
-    the longest rows."""
+    """Attention shapes of every phase and bucket; the first has the first phase's longest rows."""
     found = []
     for _, packing_spec in phase_mixtures(data, train.seq_len):
         units = max(micro_rows(train, packing_spec), 1)

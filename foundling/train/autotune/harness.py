@@ -13,10 +13,10 @@ from foundling.plan.hardware import find_gpu, name_of_device
 from foundling.runtime.console import first_line
 from foundling.runtime.device import DeviceChoice, device_name, synchronise
 
-TOLERANCE = 3e-2
+MAX_KERNEL_ERROR = 3e-2
 """Largest relative error, in norm: bf16 has 1e-2 of it."""
 TIMING_S = 0.02
-"""Of timing for each candidate; three calls at least."""
+"""Seconds of timing per candidate; three calls at least."""
 IN_A_ROW_S, MOST_IN_A_ROW = 0.01, 64
 
 
@@ -32,13 +32,12 @@ class Candidate:
 
 
 def try_candidate(name: str, error: Callable[[], float], seconds: Callable[[], float]) -> Candidate:
-    """Check a candidate against float64 and time it; whatever it throws is why it cannot be used.
-    In a deterministic run nothing is timed: a clock would let two equal runs differ."""
+    """Check a candidate against float64 and time it; whatever it throws is why it cannot be
+    used."""
     try:
-        if not (gap := error()) <= TOLERANCE:
+        if not (gap := error()) <= MAX_KERNEL_ERROR:
             return Candidate(name, refusal=f"wrong by {gap:.1e} of the norm")
-        is_timed = not torch.are_deterministic_algorithms_enabled()
-        return Candidate(name, seconds() if is_timed else 0.0)
+        return Candidate(name, seconds())
     except Exception as failure:  # whatever a kernel that does not fit throws
         return Candidate(name, refusal=first_line(failure))
 
@@ -54,7 +53,7 @@ def pick(tried: Sequence[Candidate]) -> tuple[list[Candidate], str]:
     return working, f"launched: {times}"
 
 
-def beside_float64(
+def pairs_with_float64(
     function: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
     """The result and the gradients of `inputs`, each beside what `exact` makes of the same inputs
@@ -68,11 +67,11 @@ def beside_float64(
     return list(zip(found, wanted, strict=True))
 
 
-def worst_gap(
+def max_relative_error(
     function: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> float:
     """Largest relative error, in norm, of result and gradients against float64."""
-    pairs = beside_float64(function, exact, inputs)
+    pairs = pairs_with_float64(function, exact, inputs)
     return max(float((f.double() - w).norm() / w.norm().clamp(min=1e-30)) for f, w in pairs)
 
 
@@ -98,6 +97,18 @@ def median_seconds(
             in_a_row = min(math.ceil(at_least / times[-1]), MOST_IN_A_ROW)
             times.clear()
     return sorted(times)[len(times) // 2]
+
+
+def candidate_seconds(
+    work: Callable[[], object], device: torch.device, *, at_least: float = 0.0
+) -> float:
+    """Median seconds of one call of a candidate. A deterministic run makes one call, for 0 seconds:
+    a clock would let two equal runs differ."""
+    if torch.are_deterministic_algorithms_enabled():
+        work()
+        synchronise(device)
+        return 0.0
+    return median_seconds(work, device, TIMING_S, at_least=at_least)
 
 
 def sheet_peak(choice: DeviceChoice) -> tuple[float, str] | None:

@@ -19,16 +19,15 @@ from foundling.model.loss import cross_entropy_sum, widen
 from foundling.parallel.losses import liger_loss, plain_loss, torch_loss
 from foundling.runtime.device import DeviceChoice
 from foundling.train.autotune.harness import (
-    TIMING_S,
-    median_seconds,
+    candidate_seconds,
+    max_relative_error,
     pick,
     try_candidate,
-    worst_gap,
 )
 
 CHECKED_ROWS = 32
 MOST_ROWS = 16384
-"""That are timed: more than one of our chunks."""
+"""Most rows that are timed: more than one of our chunks."""
 MOST_WORK = {"cuda": 10**15, "cpu": 10**10}
 """FLOP of both passes: a tenth of a second of two cores, and of a GPU more than all the rows."""
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -48,7 +47,7 @@ def choose_loss(
     tried = [
         try_candidate(
             name,
-            lambda: worst_gap(*compared_with_float64(loss, model, train, choice)),  # noqa: B023 - called at once
+            lambda: max_relative_error(*float64_check_inputs(loss, model, train, choice)),  # noqa: B023 - called at once
             lambda: _seconds(model, train, choice, loss),  # noqa: B023
         )
         for name, loss in losses.items()
@@ -122,7 +121,7 @@ def random_inputs(
     return hidden.requires_grad_(), head.mul_(model.dim**-0.5).requires_grad_(), targets
 
 
-def compared_with_float64(
+def float64_check_inputs(
     loss: Loss, model: ModelConfig, train: TrainConfig, choice: DeviceChoice
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor]]:
     """A loss as a function of hidden state and head, the exact one, and inputs of a few rows: what
@@ -152,9 +151,9 @@ def forward_backward(
 
 
 def _seconds(model: ModelConfig, train: TrainConfig, choice: DeviceChoice, loss: Loss) -> float:
-    """Of both passes."""
+    """Seconds of the forward and the backward pass."""
     work = MOST_WORK.get(choice.device.type, MOST_WORK["cpu"])
     rows = min(max(train.batch_size, 1) * train.seq_len, MOST_ROWS)
     rows = min(rows, max(work // (6 * model.dim * model.vocab_size), CHECKED_ROWS))
     given = random_inputs(model, choice, rows)
-    return median_seconds(lambda: forward_backward(loss, choice, given), choice.device, TIMING_S)
+    return candidate_seconds(lambda: forward_backward(loss, choice, given), choice.device)

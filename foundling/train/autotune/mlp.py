@@ -16,12 +16,11 @@ from foundling.config.train import TrainConfig
 from foundling.model.mlp import relu2_backward_matmul, relu2_matmul, relu2_mlp
 from foundling.runtime.device import has_triton
 from foundling.train.autotune.harness import (
-    TIMING_S,
     Candidate,
-    median_seconds,
+    candidate_seconds,
+    max_relative_error,
     pick,
     try_candidate,
-    worst_gap,
 )
 
 ALIGNMENT = 8
@@ -31,10 +30,10 @@ MIN_CAPABILITY = (9, 0)
 """Compute capability whose copies the kernels use: Hopper."""
 
 
-def choose_feed_forward(
+def choose_mlp(
     model: ModelConfig, train: TrainConfig, tensor: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[MlpName, str]:
-    """The feed-forward to use over `tensor` ranks, and a line about it where there was a choice."""
+    """The MLP to use over `tensor` ranks, and a line about it where there was a choice."""
     wanted = train.kernels.mlp
     if wanted == "plain":
         return "plain", ""
@@ -44,9 +43,9 @@ def choose_feed_forward(
         working, why = pick(tried)
         if not (refusal := tried[0].refusal):
             name: MlpName = "fused" if "fused" in (wanted, working[0].name) else "plain"
-            return name, f"feed-forward {name} ({'asked for; ' * (wanted == 'fused')}{why})"
+            return name, f"mlp {name} ({'asked for; ' * (wanted == 'fused')}{why})"
         # Where it should work: a fallback is never silent.
-        line = f"WARNING: feed-forward plain, fused cannot be used: {refusal}"
+        line = f"WARNING: mlp plain, fused cannot be used: {refusal}"
     if wanted == "fused":
         raise ConfigError(
             f"train.kernels.mlp fused cannot be used here: {refusal}; set it to plain."
@@ -75,14 +74,14 @@ def _refusal(
 
 
 def _try_both(model: ModelConfig, train: TrainConfig, device: torch.device) -> list[Candidate]:
-    """Fused and plain: the forward product with its square and the backward one with its slope, of
-    a micro-batch's positions."""
+    """Fused, and plain where that works: the forward product with its square and the backward one
+    with its slope, of a micro-batch's positions."""
     rows = max(train.batch_size * train.seq_len, 1)
 
     def seconds(of: Callable[[Tensor, Tensor, Tensor, Tensor], object]) -> float:
         x, up, down = (part.bfloat16() for part in _random_inputs(model, rows, device))
         squares = relu2_matmul(x, up)
-        return median_seconds(lambda: of(x, up, down, squares), device, TIMING_S)
+        return candidate_seconds(lambda: of(x, up, down, squares), device)
 
     def fused(x: Tensor, up: Tensor, down: Tensor, squares: Tensor) -> None:
         relu2_matmul(x, up)
@@ -92,10 +91,9 @@ def _try_both(model: ModelConfig, train: TrainConfig, device: torch.device) -> l
         torch.relu(x @ up.t())
         torch.mul(x @ down, squares)
 
-    found = [
-        try_candidate("fused", lambda: worst_error(model, device), lambda: seconds(fused)),
-        try_candidate("plain", lambda: 0.0, lambda: seconds(plain)),
-    ]
+    found = [try_candidate("fused", lambda: mlp_error(model, device), lambda: seconds(fused))]
+    if not found[0].refusal:
+        found.append(try_candidate("plain", lambda: 0.0, lambda: seconds(plain)))
     torch.cuda.empty_cache()
     return found
 
@@ -124,10 +122,10 @@ def _checked_rows(model: ModelConfig, device: torch.device) -> int:
     return ROWS * (2 * processors // wide + 2) + ROWS // 3
 
 
-def worst_error(model: ModelConfig, device: torch.device) -> float:
+def mlp_error(model: ModelConfig, device: torch.device) -> float:
     """Largest relative error, in norm, of result and gradients against float64."""
     parts = _random_inputs(model, _checked_rows(model, device), device)
-    return worst_gap(
+    return max_relative_error(
         relu2_mlp,
         lambda x, up, down: (x @ up.t()).relu().square() @ down.t(),
         [part.bfloat16().requires_grad_() for part in parts],

@@ -15,10 +15,10 @@ from foundling.model.transformer import Block
 from foundling.plan.roofline import check_skip
 from foundling.runtime.console import first_line, warn
 from foundling.runtime.device import DeviceChoice, missing_for_compile
-from foundling.train.autotune.attention import choose_kernels, shapes_of
+from foundling.train.autotune.attention import choose_attention_kernels, shapes_of
 from foundling.train.autotune.harness import median_seconds
 from foundling.train.autotune.loss import choose_loss
-from foundling.train.autotune.mlp import choose_feed_forward
+from foundling.train.autotune.mlp import choose_mlp
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PresentMachine:
     """The device at hand, as plan/resolve asks it."""
 
     choice: DeviceChoice
-    before: RunConfig | None = None
+    resumed_config: RunConfig | None = None
     """What the run was resolved to when it began: one that goes on keeps to it."""
 
     @property
@@ -38,16 +38,20 @@ class PresentMachine:
 
     def measured(self, config: RunConfig, steps: int) -> tuple[RunConfig, list[str]]:
         """Kernels and compile mode of a run of so many steps, and a reason for each."""
-        return autotune(config, self.choice, steps=steps, before=self.before)
+        return autotune(config, self.choice, steps=steps, resumed_config=self.resumed_config)
 
 
 def autotune(
-    config: RunConfig, choice: DeviceChoice, *, steps: int = 0, before: RunConfig | None = None
+    config: RunConfig,
+    choice: DeviceChoice,
+    *,
+    steps: int = 0,
+    resumed_config: RunConfig | None = None,
 ) -> tuple[RunConfig, list[str]]:
-    """The config with every kernel setting chosen by launching on this device; `before` is what the
-    run chose when it began, `steps` how long it is."""
-    if before is not None:
-        train, was = config.train, before.train
+    """The config with every kernel setting chosen by launching on this device; `resumed_config`
+    is what the run chose when it began, `steps` how long it is."""
+    if resumed_config is not None:
+        train, was = config.train, resumed_config.train
         again = dict(was.kernels)
         if max(config.parallel.shard, config.parallel.tensor) > 1:
             again["loss"] = "fused"  # the others need the whole head
@@ -59,8 +63,8 @@ def autotune(
     _check_float8_rows(config)
     model, train, parallel = config.model, config.train, config.parallel
     device, dtype = choice.device, choice.dtype
-    found, lines = choose_kernels(model, train, config.data, device, dtype)
-    found["mlp"], line = choose_feed_forward(model, train, parallel.tensor, device, dtype)
+    found, lines = choose_attention_kernels(model, train, config.data, device, dtype)
+    found["mlp"], line = choose_mlp(model, train, parallel.tensor, device, dtype)
     lines += [line] if line else []
     found["loss"], line = choose_loss(model, train, parallel, choice)
     lines += [line] if line else []
@@ -103,7 +107,6 @@ WORTH = 0.95
 def choose_compile(config: RunConfig, choice: DeviceChoice, steps: int) -> tuple[Compile, str]:
     """The mode to use, and why."""
     train = config.train
-    assert not isinstance(train.compile, bool)
     if train.compile == "graphs" and choice.device.type != "cuda":
         raise ConfigError(
             f"train.compile graphs needs a CUDA device, and this is {choice.device.type}; use"
@@ -167,9 +170,9 @@ def _block_s(block: nn.Module, config: RunConfig, dtype: torch.dtype) -> float:
         rotation = Rope(model).upto(train.seq_len, x.device, x.dtype)
     start = x.detach() if model.residual_scales else None
 
-    def both_passes() -> None:
+    def forward_backward() -> None:
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             total = block(x, rotation, None, None, start).sum()
         total.backward()
 
-    return median_seconds(both_passes, x.device, 0.0)
+    return median_seconds(forward_backward, x.device, 0.0)

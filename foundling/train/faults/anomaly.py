@@ -36,7 +36,7 @@ SKIP_BEFORE = 1
 """Batches before a spike that are left out with it: the update before may have caused it."""
 LIMIT_STEPS = 1000
 """Steps over which interventions are counted."""
-NORMAL = 1.4826
+MAD_TO_STD = 1.4826
 """Standard deviations of a normal distribution in one median absolute deviation."""
 LEAST_SHARE = 0.01
 """Least spread of losses, as a share of their median: on a flat stretch a ripple is no spike."""
@@ -54,7 +54,7 @@ def robust_z(
     if not window or value <= max(window):
         return 0.0
     middle = median(window)
-    spread = NORMAL * median(abs(past - middle) for past in window)
+    spread = MAD_TO_STD * median(abs(past - middle) for past in window)
     return (value - middle) / max(spread, least, least_share * abs(middle), 1e-12)
 
 
@@ -145,7 +145,7 @@ class RefusedStep:
 
 
 class RefusedStepError(Exception):
-    """The step was not taken: nothing of the state has changed."""
+    """The update was not taken; weights and moments are unchanged."""
 
     def __init__(self, refused: RefusedStep) -> None:
         super().__init__(refused.describe())
@@ -180,24 +180,23 @@ class Intervention:
 
 
 class AnomalyGuard:
-    """Judges every step by what came before it; the record of what was done is append-only."""
+    """Judges every step by what came before it; the list of what was done is append-only."""
 
     def __init__(
         self,
         config: GuardConfig,
-        record: Sequence[Intervention] = (),
-        history: SpikeDetector | None = None,
+        interventions: Sequence[Intervention] = (),
         *,
-        mixture_digest: Callable[[int], str] = lambda batch: "",
         run: RunDir | None = None,
         trend: MemoryTrend | None = None,
     ) -> None:
-        """`mixture_digest(batch)`: where it changes, losses are compared anew. `run` and `trend`
-        are for `watch`."""
+        """`run` and `trend` are for `watch`."""
         self._run, self._trend = run, trend
-        self.config, self.record, self.mixture_digest = config, tuple(record), mixture_digest
-        self.history = history or SpikeDetector(WINDOW)
-        self.skips = skips_of(self.record)
+        self.config, self.interventions = config, tuple(interventions)
+        self.mixture_digest: Callable[[int], str] = lambda batch: ""
+        """Of a batch; where it changes, losses are compared anew."""
+        self.history = SpikeDetector(WINDOW)
+        self.skips = skips_of(self.interventions)
 
     def check(self, step: int, loss: float, grad_norm: float) -> None:
         """Raise RefusedStepError for a step that must not be taken."""
@@ -236,16 +235,16 @@ class AnomalyGuard:
         """Whether leaving the batch out is not enough."""
         return refused.what == "spike" or len(self._in_a_row(refused)) + 1 >= self.config.nonfinite
 
-    def failed_targets(self, refused: RefusedStep) -> set[int]:
+    def rollback_steps_that_failed(self, refused: RefusedStep) -> set[int]:
         """Steps of checkpoints to which the run went back and met the same anomaly again: they may
         be at fault themselves."""
         near = refused.step - WINDOW // 4
-        return {i.back_to for i in self.record if i.back_to is not None and i.step >= near}
+        return {i.back_to for i in self.interventions if i.back_to is not None and i.step >= near}
 
     def decide(self, refused: RefusedStep, target: int | None) -> Intervention:
         """What to do, given the step of the checkpoint to go back to (None: there is none, and the
         batch is only left out); ends the run when too much was done already."""
-        recent = [i for i in self.record if i.step > refused.step - LIMIT_STEPS]
+        recent = [i for i in self.interventions if i.step > refused.step - LIMIT_STEPS]
         if len(recent) >= self.config.limit:
             raise EndOfRun(
                 Exit.NONFINITE,
@@ -271,25 +270,23 @@ class AnomalyGuard:
         )
 
     def record_intervention(self, done: Intervention) -> None:
-        """Add an intervention to the record and leave its batches out from now on."""
-        self.record = (*self.record, done)
-        self.skips = skips_of(self.record)
+        """Add an intervention and leave its batches out from now on."""
+        self.interventions = (*self.interventions, done)
+        self.skips = skips_of(self.interventions)
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint keeps it."""
         return {
-            "record": [one.to_json() for one in self.record],
+            "record": [one.to_json() for one in self.interventions],
             "skips": self.skips.to_json(),
             "history": self.history.to_json(),
         }
 
     def restore(self, meta: Mapping[str, Any]) -> None:
-        """Load the history of the checkpoint that the run stands at now; the record stays."""
-        saved = meta.get("guard")
-        if saved is not None:
+        """Load the history of the checkpoint that the run stands at now; interventions stay."""
+        self.history = SpikeDetector(WINDOW)
+        if saved := meta.get("guard"):
             self.history = SpikeDetector.from_json(WINDOW, saved["history"])
-        else:
-            self.history = SpikeDetector(WINDOW)
 
     def _in_a_row(self, refused: RefusedStep) -> list[Intervention]:
         """Batches that were left out at this very step, the first one first."""
@@ -297,13 +294,13 @@ class AnomalyGuard:
         def same(one: Intervention) -> bool:
             return (one.what, one.step, one.back_to) == ("nonfinite", refused.step, None)
 
-        return list(takewhile(same, reversed(self.record)))[::-1]
+        return list(takewhile(same, reversed(self.interventions)))[::-1]
 
 
-def skips_of(record: Sequence[Intervention]) -> Skips:
+def skips_of(interventions: Sequence[Intervention]) -> Skips:
     """The batches that all interventions left out."""
     skips = Skips()
-    for one in record:
+    for one in interventions:
         skips = skips.plus(*one.skipped)
     return skips
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foundling.train.faults.heartbeat import FINISHED, Heartbeat, name_of, process_state
+from foundling.train.faults.heartbeat import FINISHED, Heartbeat, collective_in_words, process_state
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,12 @@ def _rank_waited_for(beats: Mapping[int, Heartbeat]) -> Culprit | None:
     last = max(waiting.values(), key=lambda entered: entered.number)
     if absent:
         others = "the other waits" if len(waiting) == 1 else f"{len(waiting)} others wait"
-        return Culprit(absent, f"in no collective, while {others} in {name_of(last)}")
+        return Culprit(absent, f"in no collective, while {others} in {collective_in_words(last)}")
     behind = tuple(rank for rank, entered in waiting.items() if entered.number < last.number)
     if behind:
-        return Culprit(behind, f"behind: the others have come as far as {name_of(last)}")
+        return Culprit(
+            behind, f"behind: the others have come as far as {collective_in_words(last)}"
+        )
     return None
 
 
@@ -122,7 +124,7 @@ def _is_lost_peer(ending: str) -> bool:
 # The report of a job that stands still: the culprit first, then the other ranks, those at one place
 # together.
 
-SHOWN = 12
+SHOWN_FRAMES = 12
 """Frames of a stack that are shown; the rest is in the file."""
 
 
@@ -187,9 +189,9 @@ def _about(states: RankStates, ranks: Sequence[int]) -> Iterator[str]:
     )
     if beat.ended:
         yield f"  ended: {beat.ended}"
-    if (hidden := len(beat.stack) - SHOWN) > 0:
+    if (hidden := len(beat.stack) - SHOWN_FRAMES) > 0:
         yield f"  ... {hidden} frames further out"
-    yield from (f"  {frame}" for frame in beat.stack[-SHOWN:])
+    yield from (f"  {frame}" for frame in beat.stack[-SHOWN_FRAMES:])
 
 
 def _state(states: RankStates, rank: int) -> str:

@@ -46,8 +46,8 @@ class Heartbeat:
         """In words."""
         where = f"in phase '{self.phase}' of step {self.step + 1}"
         if self.inside is not None:
-            return f"{where}, inside {name_of(self.inside)}"
-        last = f", last collective {name_of(self.entered[-1])}" if self.entered else ""
+            return f"{where}, inside {collective_in_words(self.inside)}"
+        last = f", last collective {collective_in_words(self.entered[-1])}" if self.entered else ""
         return f"{where}, in no collective{last}"
 
 
@@ -104,7 +104,7 @@ def is_gone(beat: Heartbeat) -> bool:
     return process_state(beat.pid) in ("", "Z") or process_start(beat.pid) != beat.started_at
 
 
-def name_of(entered: EnteredCollective) -> str:
+def collective_in_words(entered: EnteredCollective) -> str:
     """A collective in words."""
     return f"'{entered.name}' (number {entered.number}, step {entered.step + 1})"
 

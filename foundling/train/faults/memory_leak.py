@@ -18,7 +18,7 @@ import torch
 
 from foundling.runtime.device import proc_bytes
 
-EVERY = 10
+MEMORY_INTERVAL = 10
 """Steps between samples."""
 SAMPLES = 64
 LEAST_RISE = 64 << 20
@@ -53,23 +53,15 @@ class Rise:
 class MemoryTrend:
     """Measures memory every few steps, and reports each rise once."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        every: int = EVERY,
-        gauges: dict[str, tuple[Callable[[], int], int]] | None = None,
-    ) -> None:
-        """`gauges`: by name, how to read bytes in use, and how many there are (0: unknown)."""
-        self._every = every
-        self._gauges = gauges_of(device) if gauges is None else gauges
+    def __init__(self, device: torch.device) -> None:
+        self._gauges = gauges_of(device)
         self._samples: dict[str, deque[tuple[int, int]]] = {
             name: deque(maxlen=SAMPLES) for name in self._gauges
         }
 
     def measure(self, step: int) -> list[str]:
         """Sentences about memory that has risen; mostly none."""
-        if step % self._every:
+        if step % MEMORY_INTERVAL:
             return []
         sentences = []
         for name, samples in list(self._samples.items()):
@@ -101,7 +93,8 @@ def find_rise(what: str, samples: list[tuple[int, int]]) -> Rise | None:
 
 
 def gauges_of(device: torch.device) -> dict[str, tuple[Callable[[], int], int]]:
-    """What can be read on this machine."""
+    """What can be read on this machine: how to read bytes in use, and how many there are (0:
+    unknown)."""
     found: dict[str, tuple[Callable[[], int], int]] = {
         "the process's memory": (own_memory, proc_bytes("meminfo", "MemTotal"))
     }

@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from foundling.optim.sharded_matrices import local
@@ -35,7 +36,6 @@ HASH_MULTIPLIER = 0x5851F42D4C957F2D
 class Difference:
     """Replicas that do not hold the same."""
 
-    axis: str
     name: str
     """The first parameter that differs."""
     differing_ranks: tuple[int, ...]
@@ -94,7 +94,7 @@ def find_difference(params: Iterable[tuple[str, Tensor]], mesh: Mesh) -> Differe
         if mesh.devices is None or getattr(mesh.layout, axis) < 2:
             continue
         alike = [(name, p) for name, p in held if _is_whole_along(axis, p)]
-        mine += [d for d in [_compare(axis, alike, mesh)] if d is not None]
+        mine += [d for d in [_compare(mesh.axis(axis), alike)] if d is not None]
     if mesh.world.size == 1 or not max_over_ranks(int(bool(mine)), name="whether weights differ"):
         return None
     gathered: list[list[Difference] | None] = [None] * mesh.world.size
@@ -103,23 +103,21 @@ def find_difference(params: Iterable[tuple[str, Tensor]], mesh: Mesh) -> Differe
     return next(found for one in gathered if one for found in one)
 
 
-def _compare(axis: str, params: Sequence[tuple[str, Tensor]], mesh: Mesh) -> Difference | None:
+def _compare(ranks_of: DeviceMesh, params: Sequence[tuple[str, Tensor]]) -> Difference | None:
     if not params:
         return None
-    group = mesh.axis(axis).get_group()
+    group = ranks_of.get_group()
     # Offloaded weights are on the host, and the group may be the GPUs'.
-    hashes = torch.stack([hash_of(local(p)) for _, p in params]).to(mesh.axis(axis).device_type)
+    hashes = torch.stack([hash_of(local(p)) for _, p in params]).to(ranks_of.device_type)
     rows = [torch.empty_like(hashes) for _ in range(dist.get_world_size(group))]
     with collective("hashes of the weights"):
         dist.all_gather(rows, hashes, group=group)
     ranks = [dist.get_global_rank(group, number) for number in range(len(rows))]
-    return majority_difference(
-        axis, [row.tolist() for row in rows], ranks, [name for name, _ in params]
-    )
+    return majority_difference([row.tolist() for row in rows], ranks, [name for name, _ in params])
 
 
 def majority_difference(
-    axis: str, rows: Sequence[Sequence[int]], ranks: Sequence[int], names: Sequence[str]
+    rows: Sequence[Sequence[int]], ranks: Sequence[int], names: Sequence[str]
 ) -> Difference | None:
     """The ranks whose hashes differ from the majority's, and the first parameter that differs."""
     if all(row == rows[0] for row in rows):
@@ -127,7 +125,7 @@ def majority_difference(
     usual, count = Counter(tuple(row) for row in rows).most_common(1)[0]
     differing = tuple(rank for rank, row in zip(ranks, rows, strict=True) if tuple(row) != usual)
     first = next(n for n in range(len(names)) if any(row[n] != usual[n] for row in rows))
-    return Difference(axis, names[first], differing if 2 * count > len(rows) else (), tuple(ranks))
+    return Difference(names[first], differing if 2 * count > len(rows) else (), tuple(ranks))
 
 
 def _is_whole_along(axis: str, parameter: Tensor) -> bool:

@@ -2,9 +2,9 @@
 
 Going back, everything that a step changes comes from the checkpoint, as if the steps since had not
 been; metrics.jsonl is cut in place, under the handle that writes it, and readers of events.jsonl
-forget what was measured since. A
-checkpoint that lies ahead of the one gone back to belongs to a course that is given up: it is put
-aside, so that a restart cannot take it up and the same step can be saved again. Rejected: ending
+forget what was measured since. A checkpoint of a later step than the one gone back to holds steps
+that are taken anew: it is put aside, so that a restart cannot resume from it and the same step can
+be saved again. Rejected: ending
 the process and letting a restart do it, which costs a set-up and a compilation and works only under
 a launcher.
 """
@@ -50,7 +50,8 @@ def handle_refused_step(
     with PROGRESS.during("roll back"):
         target = _target(checkpoints, guard, error) if guard.needs_rollback(refused) else None
         done = guard.decide(refused, step_of(target) if target is not None else None)
-        on_main(lambda: _log_intervention(run, guard, done, order))
+        samples = [samples_of(order, batch) for batch in range(*done.skipped)]
+        on_main(lambda: log_intervention(run, len(guard.interventions), done, samples))
         guard.record_intervention(done)
         if done.back_to is None or target is None:
             warn(f"{refused.describe()}; the update was not taken and {_left_out(done)} left out.")
@@ -62,7 +63,7 @@ def handle_refused_step(
 
 
 def drop_abandoned_checkpoints(folder: Folder, record: Sequence[Mapping[str, Any]]) -> None:
-    """Put aside checkpoints of a course that was given up (rank 0, before the newest one is looked
+    """Put aside checkpoints of steps that were given up (rank 0, before the newest one is looked
     for): a kill may have come between the decision and its doing."""
     for path in list_checkpoints(folder):
         try:
@@ -71,7 +72,7 @@ def drop_abandoned_checkpoints(folder: Folder, record: Sequence[Mapping[str, Any
             continue  # damaged: no resume will use it
         later = [one["back_to"] for one in record[known:] if one["back_to"] is not None]
         if later and min(later) < (step_of(path) or 0):
-            # Nothing newer is of the new course: this one would have gone before its first step.
+            # Nothing newer is from after going back: that would have put this one aside.
             abandon_after(folder, min(later))
             return
 
@@ -93,7 +94,7 @@ def _target(
     """The newest whole checkpoint, if possible one that was not gone back to in vain."""
     # Waits for a save that is under way: which one is the newest must not depend on the hour.
     checkpoints.abandon_after(error.refused.step)
-    failed_targets = guard.failed_targets(error.refused)
+    failed_targets = guard.rollback_steps_that_failed(error.refused)
     newest = candidate = checkpoints.latest()
     while candidate is not None and step_of(candidate) in failed_targets:
         candidate = checkpoints.latest(at_most=(step_of(candidate) or 0) - 1)
@@ -106,11 +107,6 @@ def _go_back(path: Folder, guard: AnomalyGuard, state: TrainState, run: RunDir) 
     state.restore(meta, tensors)
     guard.restore(meta)
     on_main(lambda: cut_lines(run.metrics_path, state.step))
-
-
-def _log_intervention(run: RunDir, guard: AnomalyGuard, done: Intervention, order: Order) -> None:
-    samples = [samples_of(order, batch) for batch in range(*done.skipped)]
-    log_intervention(run, len(guard.record), done, samples)
 
 
 def _left_out(done: Intervention) -> str:

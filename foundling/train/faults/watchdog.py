@@ -1,4 +1,4 @@
-"""Watchdog: a thread in each process that ends a job without progress, and its stop requests."""
+"""Watchdog: a thread in each process that ends a job without progress, and its abort requests."""
 
 import contextlib
 import faulthandler
@@ -7,7 +7,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ from foundling.train.faults.heartbeat import (
     write_heartbeat,
 )
 
-# A stop request, made by one rank and answered by every rank, through files that all of them see.
+# An abort request, made by one rank and answered by every rank, through files that all of them see.
 #
 # The request is a file that only one rank can make, with the name of a folder in it; every rank
 # writes its evidence there, and when the rank that made it has added its finding, all of them end.
@@ -51,8 +50,8 @@ DUMP_S = 3.0
 
 
 @dataclass(frozen=True)
-class StopRequest:
-    """The content of the stop request file."""
+class AbortRequest:
+    """The content of the abort request file."""
 
     folder: Path
     """Where the evidence goes."""
@@ -60,57 +59,66 @@ class StopRequest:
     """Why the job stops, in a sentence; empty while the reporting rank collects evidence."""
 
 
-class StopRequests:
-    """The one stop request that a job can have."""
+class AbortRequests:
+    """The one abort request that a job can have."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
-        self._path = folder / "stop_request.json"
+        self._path = folder / "abort_request.json"
         self._started_ns = 0
 
     def begin(self, first_beat: Path) -> None:
         """Note when this start of the job began: older requests do not count."""
         self._started_ns = first_beat.stat().st_mtime_ns
 
-    def current(self) -> StopRequest | None:
+    def current(self) -> AbortRequest | None:
         """The present request, if there is one."""
         try:
             if self._path.stat().st_mtime_ns < self._started_ns:
                 return None
             said = json.loads(self._path.read_text())
-            return StopRequest(self._folder / str(said["folder"]), str(said["finding"]))
+            return AbortRequest(self._folder / str(said["folder"]), str(said["finding"]))
         except (OSError, ValueError, KeyError):
             return None
 
-    def claim(self) -> StopRequest | None:
+    def claim(self) -> AbortRequest | None:
         """Make the request and leave this rank's evidence; None where another rank came first."""
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_mtime_ns < self._started_ns:
                 self._path.unlink()
         name = f"hang-{time.strftime('%Y%m%d-%H%M%S')}-{self._rank}"
-        (self._folder / name).mkdir(exist_ok=True)
-        draft = self._draft(name, "")
+        request = AbortRequest(self._folder / name)
+        request.folder.mkdir(exist_ok=True)
         try:
-            os.link(draft, self._path)  # whole and only once, which creating and writing is not
-        except FileExistsError:
-            (self._folder / name).rmdir()
-            return None
-        finally:
-            draft.unlink(missing_ok=True)
-        request = StopRequest(self._folder / name)
+            self._create(self._draft(name, ""))
+        except OSError as error:
+            request.folder.rmdir()
+            if isinstance(error, FileExistsError):
+                return None
+            raise
         self.leave_evidence(request)
         return request
 
-    def publish(self, request: StopRequest, finding: str) -> None:
+    def _create(self, draft: Path) -> None:
+        """Make the file whole and only once; FileExistsError where it is there."""
+        try:
+            os.link(draft, self._path)
+        except OSError:  # perhaps a disk without links; a file read before it is whole is none
+            with open(self._path, "x") as file:
+                file.write(draft.read_text())
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def publish(self, request: AbortRequest, finding: str) -> None:
         """Add the finding: every rank that reads it ends."""
         os.replace(self._draft(request.folder.name, finding), self._path)
 
-    def withdraw(self, request: StopRequest) -> None:
+    def withdraw(self, request: AbortRequest) -> None:
         """Remove a request that proved groundless."""
         self._path.unlink(missing_ok=True)
         shutil.rmtree(request.folder, ignore_errors=True)
 
-    def leave_evidence(self, request: StopRequest) -> None:
+    def leave_evidence(self, request: AbortRequest) -> None:
         """Every thread's stack, and what torch remembers of its collectives."""
         dump_threads(request.folder / f"rank-{self._rank:05d}.stacks")
 
@@ -124,7 +132,7 @@ class StopRequests:
         helper.join(timeout=DUMP_S)
 
     def _draft(self, name: str, finding: str) -> Path:
-        draft = self._folder / f"stop_request.tmp-{self._rank}-{os.getpid()}"
+        draft = self._folder / f"abort_request.tmp-{self._rank}-{os.getpid()}"
         draft.write_text(json.dumps({"folder": name, "finding": finding}))
         return draft
 
@@ -132,7 +140,7 @@ class StopRequests:
 # A thread in each process that ends a job which stands still, and says who holds it up.
 #
 # Every rank writes a beat, a small file under RUN/logs/watchdog, with its step, phase, collectives
-# and stack. A rank without progress within the limit makes a stop request: it reads all beats,
+# and stack. A rank without progress within the limit makes an abort request: it reads all beats,
 # names the culprit, prints the stacks, keeps torch's flight recorder, and every process ends
 # with Exit.WATCHDOG, to be started again from the last checkpoint. A rank does so at once when
 # another rank of its machine has died, or when it leaves by an error itself. A phase that may take
@@ -147,6 +155,8 @@ SAVE_MARGIN_S = 60.0
 """Added to the limit of a save itself, whose own error says more than the watchdog's report."""
 HARD_EXIT_S = 30.0
 """Beyond the longest limit, a process whose watchdog gets no turn is ended from C."""
+SUSPENDED_S = 5.0
+"""Beyond four beats: a pause that lasted so much too long was a suspension."""
 FIRST_CHECKS_S = 0.5
 """Between checks until every neighbour was seen alive: only then is one known to be gone."""
 
@@ -161,17 +171,16 @@ class Watchdog:
         config: GuardConfig,
         *,
         save_s: float = 0.0,
-        end: Callable[[int], object] = os._exit,
     ) -> None:
         """`save_s`: the limit that a save has of its own."""
-        self._run, self._world, self._config, self._end = run, world, config, end
+        self._run, self._world, self._config = run, world, config
         self._limit = partial(limit_of, config=config, save_s=save_s)
         self._longest_s = max(map(self._limit, SLOW_PHASES))
         self.folder = run.path / FOLDER
         self.beat_s = min(max(config.hang_s / 40, 0.1), 5.0)
         self.wait_s = 2.2 * self.beat_s
-        """Long enough for every live rank to beat, and to answer a stop request."""
-        self._stop_requests = StopRequests(self.folder, world.rank)
+        """Long enough for every live rank to beat, and to answer an abort request."""
+        self._abort_requests = AbortRequests(self.folder, world.rank)
         self._answered: Path | None = None
         self._made: list[Path] = []
         self._number = 0
@@ -193,7 +202,7 @@ class Watchdog:
             os.replace(own, own.with_suffix(".last"))
         self._stacks = self._exits.enter_context(dump_stacks_on_signal(own.with_suffix(".stacks")))
         self._beat()
-        self._stop_requests.begin(own)
+        self._abort_requests.begin(own)
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -239,6 +248,7 @@ class Watchdog:
             for act in (self._beat, self._check):  # a full disk must not end the watch
                 with contextlib.suppress(OSError):
                     act()
+            self._ran_at = time.monotonic()
 
     def _pause(self) -> float:
         is_new = any(rank not in self._neighbours for rank in self._local_ranks())
@@ -252,15 +262,15 @@ class Watchdog:
         return [rank for rank in ranks if rank != self._world.rank]
 
     def _check(self) -> None:
-        """Answer a stop request, or make one where a rank is gone or this one stands still."""
-        request = self._stop_requests.current()
+        """Answer an abort request, or make one where a rank is gone or this one stands still."""
+        request = self._abort_requests.current()
         if request is not None:
             self._answer(request)
         elif self._lost_neighbours():
-            self._request_stop("a process of the job is gone")
+            self._request_abort("a process of the job is gone")
         elif self._overdue() > 0 and not self._is_main_busy():
             limit, stall = self._limit(PROGRESS.phase), PROGRESS.stall_s()
-            self._request_stop(f"no progress for {stall:.1f} s (the limit is {limit:g} s)")
+            self._request_abort(f"no progress for {stall:.1f} s (the limit is {limit:g} s)")
 
     def _beat(self, ended: str = "", stack: list[str] | None = None) -> None:
         """Write this rank's heartbeat."""
@@ -273,15 +283,14 @@ class Watchdog:
         write_heartbeat(self.folder, beat)
 
     def _excuse_suspension(self) -> None:
-        """A process that was suspended has not been idle all that time."""
-        now = time.monotonic()
-        away = now - self._ran_at - self.beat_s
-        self._ran_at = now
-        if away > 5 + 4 * self.beat_s:
+        """A process that was suspended has not been idle all that time; a beat that is written
+        slowly is no suspension."""
+        away = time.monotonic() - self._ran_at - self.beat_s
+        if away > SUSPENDED_S + 4 * self.beat_s:
             PROGRESS.moved_at += away
 
     def _overdue(self) -> float:
-        """Seconds past the moment of the stop request, which comes early enough that the report is
+        """Seconds past the moment of the abort request, which comes early enough that the report is
         out within the limit; rank 0 comes first, because its output is the one that is shown."""
         early = self.wait_s + (2 if self._world.is_main else 0) * self.beat_s
         limit = self._limit(PROGRESS.phase)
@@ -302,25 +311,25 @@ class Watchdog:
                     lost.add(rank)
         return lost
 
-    def _request_stop(self, why: str) -> None:
-        request = self._stop_requests.claim()
+    def _request_abort(self, why: str) -> None:
+        request = self._abort_requests.claim()
         if request is None:
             return
         states = self._collect_states()
         if not states.dead and self._is_excused(states):
-            self._stop_requests.withdraw(request)
+            self._abort_requests.withdraw(request)
             return
         self._end_process(self._publish(request, why, states))
 
-    def _answer(self, request: StopRequest) -> None:
+    def _answer(self, request: AbortRequest) -> None:
         """Another rank made the request: write evidence, and end once its finding is there."""
         if self._answered != request.folder:
             self._answered = request.folder
-            self._stop_requests.leave_evidence(request)
+            self._abort_requests.leave_evidence(request)
         if request.finding:
             self._end_process(request.finding)
         elif self._overdue() > 2 * self.wait_s + HARD_EXIT_S:
-            self._end_process("the watchdog of another rank asked to stop and gave no finding")
+            self._end_process("the watchdog of another rank asked for an end and gave no finding")
 
     def _collect_states(self, beating: bool = True) -> RankStates:
         """Every rank's beat, and which ranks have stopped beating. Where a process has died, it is
@@ -349,7 +358,7 @@ class Watchdog:
         return states
 
     def _is_main_busy(self) -> bool:
-        """The common excuse, before a stop request is made: rank 0 saves or evaluates alone."""
+        """The common excuse, before an abort request is made: rank 0 saves or evaluates alone."""
         beat = read_heartbeat(heartbeat_path(self.folder, 0))
         return beat is not None and self._is_excused(RankStates({0: beat}, self._world.size))
 
@@ -364,7 +373,7 @@ class Watchdog:
             if rank not in states.silent and not beat.ended and beat.inside is None
         )
 
-    def _publish(self, request: StopRequest, why: str, states: RankStates) -> str:
+    def _publish(self, request: AbortRequest, why: str, states: RankStates) -> str:
         """Print and keep the report, and add its sentence to the request: the others end."""
         report = make_report(why, states, request.folder)
         path = request.folder / "report.txt"
@@ -379,14 +388,14 @@ class Watchdog:
             )
         # Not through sys.stderr: the main thread may hold its lock.
         os.write(2, f"{report.text}\n(kept in {path})\n".encode())
-        self._stop_requests.publish(request, report.sentence)
+        self._abort_requests.publish(request, report.sentence)
         return report.sentence
 
     def _end_process(self, sentence: str) -> None:
         with contextlib.suppress(OSError):
             self._beat(ended=f"the watchdog: {sentence}")
             write_outcome(Exit.WATCHDOG, sentence)
-        self._end(Exit.WATCHDOG)
+        os._exit(Exit.WATCHDOG)
 
     def _report_error_exit(self, error: BaseException) -> None:
         """This rank leaves by an error, perhaps because of another rank: report which."""
@@ -394,11 +403,11 @@ class Watchdog:
         if self._world.size < 2:
             return
         until = time.monotonic() + (0 if self._world.is_main else 2 * self.beat_s)
-        while time.monotonic() < until and self._stop_requests.current() is None:
+        while time.monotonic() < until and self._abort_requests.current() is None:
             if 0 in self._lost_neighbours():
                 break
             time.sleep(self.beat_s / 20)  # rank 0 comes first
-        if request := self._stop_requests.claim():
+        if request := self._abort_requests.claim():
             states = self._collect_states(beating=False)
             self._publish(request, f"rank {self._world.rank} fell", states)
 

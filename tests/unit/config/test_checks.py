@@ -46,3 +46,11 @@ def test_a_limit_may_be_infinite_and_a_phase_may_not(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigError, match=said):
             load_config(str(file))
+
+
+@pytest.mark.parametrize("windows", ["1K,0", "[1K, 0]"])
+def test_a_list_takes_numbers_as_people_write_them(windows: str, tmp_path: Path) -> None:
+    assert load_config("llama-1.24b", {"model.windows": windows}).model.windows == (1000, 0)
+    path = tmp_path / "run.yaml"
+    path.write_text("preset: llama-1.24b\nmodel: {windows: [1K, 0]}\n")
+    assert load_config(str(path)).model.windows == (1000, 0)

@@ -8,6 +8,7 @@ import pytest
 from foundling.config.data import PhaseConfig, phase_mixtures, phases_of
 from foundling.config.errors import ConfigError
 from foundling.config.load import (
+    dev_config,
     dump_commented,
     dump_yaml,
     load_config,
@@ -106,3 +107,17 @@ def test_phases_survive_yaml_and_fill_in_what_they_leave_out(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="at 90 would begin at step 90 of 60"):
         phases_of(config.data, 256, 60)
     assert "--data.phases" in settings_help("foundling train", every=True)
+
+
+def test_dev_gives_each_phase_a_part_of_its_steps() -> None:
+    phases = "[{at: 1000, seq_len: 512}, {at: 2000, packing: pad}]"
+    full = load_config("llama-1.24b", {"data.phases": phases})
+    config, said = dev_config(full, 5)
+    found = phases_of(config.data, config.train.seq_len, 5)
+    assert [phase.first_step for phase in found] == [0, 2, 3]
+    assert "data.phases at 1000 and 2000 -> at 0.333333 and 0.666667" in said
+    for steps, starts in ((1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [0, 1, 3])):
+        config, said = dev_config(full, steps)
+        found = phases_of(config.data, config.train.seq_len, steps)
+        assert [phase.first_step for phase in found] == starts
+    assert "data.phases at 1000 and 2000 -> none" in dev_config(full, 1)[1]

@@ -75,7 +75,7 @@ def test_rows_show_documents_padding_and_counts(tokenizer: Tokenizer, tmp_path: 
     rows = [Row(text=word, split="train") for word in ("hi", "oh")]
     build(rows, tokenizer, tmp_path / "d", name="t", kind="text")
     data = DataSet(tmp_path / "d")
-    options = {"seq_len": 10, "packing": "bestfit", "units": [0]}
+    options = {"seq_len": 10, "packing": "bestfit", "count": 1}
     (plain,) = inspect_rows(data, tokenizer, colour=False, **options)  # type: ignore[arg-type]
     title, line = printed(plain).splitlines()
     assert title == "row 0: 8 tokens of 10 positions, 6 counted, 2 documents"
@@ -111,7 +111,7 @@ def test_chats_are_shown_turn_by_turn(tokenizer: Tokenizer, tmp_path: Path) -> N
     build(rows, tokenizer, tmp_path / "d", name="t", kind="chat", keep_duplicates=True)
     data = DataSet(tmp_path / "d")
     # 17 tokens each: the second row begins inside the second conversation.
-    options = {"seq_len": 20, "packing": "concat", "units": [0, 1], "colour": False}
+    options = {"seq_len": 20, "packing": "concat", "colour": False}
     first, second = inspect_rows(data, tokenizer, **options)  # type: ignore[arg-type]
     lines = printed(first).splitlines()[1:]
     assert lines == [
@@ -155,9 +155,12 @@ def test_the_verb_shows_sources_and_held_out_rows(
     assert "row 1 (a.txt:3)" in said
     run_verb(["data", "inspect", str(village.chat), "--val", "--rows", "1"])
     assert "val split" in capsys.readouterr().out
+    source = [str(tmp_path / "a.txt"), "--tokenizer", str(village.tokenizer)]
     for words, named in (
-        ([str(tmp_path / "a.txt")], "--tokenizer"),
-        ([str(tmp_path / "a.txt"), "--tokenizer", str(village.tokenizer), "--first", "9"], "row 9"),
+        (source[:1], "--tokenizer"),
+        ([*source, "--first", "9"], "row 9"),
+        ([*source, "--packing", "pad"], "--packing has no effect on .*a.txt"),
+        ([*source, "--seq-len", "64"], "--seq-len has no effect on .*a.txt"),
         ([str(village.text), "--tokenizer", str(village.tokenizer)], "its own tokenizer"),
         ([str(village.text), "--first", "999999"], "outside"),
     ):

@@ -219,7 +219,7 @@ class TestKernels:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         said = ["attention by flash (launched)", "masked attention by math (WARNING: slow)"]
-        monkeypatch.setattr(gpu_checks, "choose_kernels", lambda *_: ({}, said))
+        monkeypatch.setattr(gpu_checks, "choose_attention_kernels", lambda *_: ({}, said))
         skipped = ("kernels: matmul", "kernels: compiled block", "kernels: fused AdamW")
         notes = Notes(DoctorRequest(skip=skipped), lambda _: None, "kernels")
         lines = list(gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes))

@@ -28,7 +28,7 @@ from foundling.runtime.run_reader import read_events
 from foundling.train import step
 from foundling.train.faults.anomaly import AnomalyGuard, RefusedStepError
 from foundling.train.loop import train
-from foundling.train.state import TrainState, named_tensors
+from foundling.train.state import GradScaler, TrainState, named_tensors
 from foundling.train.step import StepOptions, train_step
 
 pytestmark = pytest.mark.usefixtures("short_window")
@@ -184,3 +184,13 @@ def test_a_spike_without_a_whole_checkpoint_is_left_out(
         ("spike", None),
     ]
     assert run.read_info()["status"] == "finished"
+
+
+def test_a_gradient_that_is_nan_at_every_scale_leaves_the_scale_as_it_was() -> None:
+    """The replay of a killed run leaves the batch out without having halved anything."""
+    state = make_state(OPTIMIZERS["adamw"])
+    state.grad_scaler = GradScaler(held=5)
+    state.model.norm.weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(RefusedStepError):
+        steps(state, [0], guard=AnomalyGuard(GuardConfig()))
+    assert state.grad_scaler == GradScaler(held=5)

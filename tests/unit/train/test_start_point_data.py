@@ -14,9 +14,11 @@ from foundling.config.errors import ConfigError, RunError
 from foundling.config.run import EvalConfig, RunConfig
 from foundling.data.order import Order
 from foundling.report.runs import describe_run, show_run
+from foundling.runtime.lock import RunLock
 from foundling.runtime.run_dir import RunDir, read_lines
 from foundling.runtime.run_reader import read_ledger
-from foundling.train.dataloader import read_record
+from foundling.train.dataloader import read_data_order
+from foundling.train.faults.anomaly import Intervention, log_intervention
 from foundling.train.loop import train
 
 Change = Callable[[RunConfig], RunConfig]
@@ -44,7 +46,7 @@ def resumed(
 
 
 def order_of(run: RunDir) -> Order:
-    record = read_record(run, None)
+    record = read_data_order(run, None)
     assert record is not None
     return Order(1, record.segments)
 
@@ -102,6 +104,23 @@ def test_a_source_is_removed_even_from_the_disk(
     check_counts(run)
     eaten = read_ledger(run)[0]
     assert eaten[str(copy)]["units"] == 2 * SAVED
+
+
+def test_a_change_after_batches_that_were_left_out_is_told_by_its_step(
+    tiny: RunConfig, second: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "run")
+    with RunLock(run.path):  # as a start leaves it that was cut off before run.json
+        pass
+    left_out = Intervention(
+        what="nonfinite", step=1, batch=1, loss="nan", grad_norm="nan", skipped=(1, 2)
+    )
+    log_intervention(run, 0, left_out, [])
+    train_until(tiny, run, 5, monkeypatch)
+    [text] = tiny.data.sources
+    train(data(tiny, sources={text: 1.0, str(second): 1.0}), run)
+    assert list(changed(run)["from_step"]) == [str(SAVED)]
+    assert [s.first_step for s in order_of(run).segments] == [0, SAVED + 1]
 
 
 def test_weights_change(

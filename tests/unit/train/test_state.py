@@ -12,15 +12,15 @@ from tests.unit.train.test_step import make_batch, make_state
 
 def test_it_halves_at_once_and_doubles_in_time() -> None:
     scale = GradScaler(patience=3)
-    assert scale.overflowed()
+    assert scale.back_off()
     assert scale.value == INITIAL_SCALE / 2
     for _ in range(3):
-        scale.count_step()
+        scale.grow_if_stable()
     assert (scale.value, scale.held) == (INITIAL_SCALE, 0)
     assert GradScaler(**asdict(scale)) == scale
-    assert not GradScaler(value=MIN_SCALE).overflowed()
+    assert not GradScaler(value=MIN_SCALE).back_off()
     full = GradScaler(value=MAX_SCALE, patience=1)
-    full.count_step()
+    full.grow_if_stable()
     assert full.value == MAX_SCALE
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from foundling.train.step import EVERY, manual_gc
+from foundling.train.step import GC_INTERVAL, manual_gc
 
 thaw = gc.unfreeze  # the real one: this module is imported before tests/quick.py puts another
 
@@ -33,7 +33,7 @@ def test_cycles_go_on_the_clock_and_the_first_steps_are_frozen() -> None:
         gc_control.step()
         assert gc.get_freeze_count() > 0
         knot = weakref.ref(Knot())
-        for _ in range(EVERY - 2):
+        for _ in range(GC_INTERVAL - 2):
             gc_control.step()
         assert knot() is not None
         gc_control.step()

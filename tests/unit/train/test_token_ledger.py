@@ -128,6 +128,7 @@ def test_a_ledger_that_was_changed_stops_the_resume(
         train(tiny, run)
     assert lost.value.exit_code == Exit.DATA
     assert "bring the file back from a copy, or begin another run" in str(lost.value)
+    assert f"--start {run.path}@4 " in str(lost.value), "which is there"
     assert {path: path.read_bytes() for path in files} == files, "nothing is cut from them"
 
 
@@ -153,7 +154,8 @@ def test_a_step_that_is_counted_wrong_is_never_saved(
     def twice(*args: Any) -> StepCounts:
         counts = real(*args)
         extra = {
-            name: replace(e, units=e.units + 1) for name, e in counts.by_source.sources.items()
+            name: replace(e, units=e.units + 1)
+            for name, e in counts.ledger.by_source_without_filler.items()
         }
         return StepCounts(Ledger(extra), counts.row_len)
 
@@ -184,5 +186,5 @@ def test_lines_that_change_while_it_trains_stop_it_at_the_end(
 
 def test_filler_is_no_source() -> None:
     ledger = Ledger({"a": TokenCounts(units=1, positions=4), "filler": TokenCounts(positions=8)})
-    assert list(ledger.sources) == ["a"]
+    assert list(ledger.by_source_without_filler) == ["a"]
     assert ledger.total.positions == 12

@@ -24,7 +24,7 @@ from foundling.model.kernels.attention_backends import FEWEST, KERNELS, MaskSpec
 from foundling.model.transformer import Transformer
 from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
-from foundling.train.autotune.attention import AttentionShape, worst_error
+from foundling.train.autotune.attention import AttentionShape, attention_error
 from foundling.train.step import prefetch_to_device
 
 CPU = torch.device("cpu")
@@ -162,7 +162,7 @@ def test_batches_bring_the_number_along() -> None:
 @pytest.mark.parametrize("name", ["flash3", "flash4"])
 @pytest.mark.parametrize("window", [0, 7])
 def test_a_package_attends_to_whole_rows(name: str, window: int) -> None:
-    assert worst_error(KERNELS[name], SHAPE, MaskSpec(None, window), CPU, torch.float32) < 1e-5
+    assert attention_error(KERNELS[name], SHAPE, MaskSpec(None, window), CPU, torch.float32) < 1e-5
 
 
 @pytest.mark.usefixtures("operator")
@@ -172,7 +172,7 @@ def test_attention_stays_inside(name: str, spec: MaskSpec) -> None:
     for row in range(3):  # the check takes a row
         assert spec.documents is not None
         one = MaskSpec(spec.documents[row : row + 1], spec.window)
-        assert worst_error(KERNELS[name], SHAPE, one, CPU, torch.float32) < 1e-5
+        assert attention_error(KERNELS[name], SHAPE, one, CPU, torch.float32) < 1e-5
 
 
 @pytest.mark.usefixtures("operator")

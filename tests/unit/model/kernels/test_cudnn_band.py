@@ -25,7 +25,7 @@ from foundling.model.kernels.attention_backends import KERNELS, MaskSpec
 from foundling.model.transformer import Transformer
 from foundling.parallel.apply import apply_parallel
 from foundling.parallel.mesh import ALONE
-from foundling.train.autotune.attention import AttentionShape, try_kernel, worst_error
+from foundling.train.autotune.attention import AttentionShape, attention_error, try_kernel
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(2, 24, 4, 2, 8, 0.0)
@@ -154,16 +154,16 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("window", [1, 7, 23])
 def test_a_band_is_a_window(heads: tuple[int, int], window: int) -> None:
     shape = AttentionShape(2, 24, *heads, 8, 0.0)
-    error = worst_error(KERNELS["band"], shape, MaskSpec(None, window), CPU, torch.bfloat16)
+    error = attention_error(KERNELS["band"], shape, MaskSpec(None, window), CPU, torch.bfloat16)
     assert error < 2e-2
     assert Graph.launched == 2, "forward and backward"
 
 
 def test_graphs_are_built_once_for_a_layout() -> None:
     for _ in range(3):
-        worst_error(KERNELS["band"], SHAPE, MaskSpec(None, 7), CPU, torch.bfloat16)
+        attention_error(KERNELS["band"], SHAPE, MaskSpec(None, 7), CPU, torch.bfloat16)
     assert (Graph.built, Graph.launched) == (2, 6)
-    worst_error(KERNELS["band"], SHAPE, MaskSpec(None, 8), CPU, torch.bfloat16)
+    attention_error(KERNELS["band"], SHAPE, MaskSpec(None, 8), CPU, torch.bfloat16)
     assert Graph.built == 4
 
 

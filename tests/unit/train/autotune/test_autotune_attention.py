@@ -157,3 +157,29 @@ def test_where_nothing_fast_works_every_score_is_kept_with_a_warning(
     assert name == "math"
     assert "WARNING" in why
     assert "not installed" in why
+
+
+@pytest.mark.parametrize(
+    ("dropout", "told"), [(0.0, "broken (wrong by nan"), (0.1, "broken (no such dropout)")]
+)
+def test_a_deterministic_run_is_told_of_a_kernel_that_is_wrong_and_tries_its_own_dropout(
+    dropout: float, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(type(KERNELS["math"])):  # type: ignore[misc]
+        def attend(self, *args: Any) -> torch.Tensor:
+            if args[-1]:
+                raise RuntimeError("no such dropout")
+            out: torch.Tensor = super().attend(*args)
+            return out if dropout else out * torch.nan
+
+    monkeypatch.setitem(KERNELS, "broken", Broken("broken"))
+    monkeypatch.setitem(KERNELS, "efficient", type(KERNELS["math"])("efficient"))
+    shape = replace(SHAPE, dropout=dropout)
+    torch.use_deterministic_algorithms(True)
+    try:
+        name, why = choose_kernel("auto", [(shape, MaskSpec())], CPU, torch.float32)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert name in ("flash", "efficient")
+    assert "WARNING" in why
+    assert told in why

@@ -123,12 +123,12 @@ def test_a_run_records_it_and_a_resume_is_held_to_it(
     assert recorded.train.kernels.loss in ("fused", "torch")
     before = recorded.replace(train={"kernels": {"loss": "liger"}})
     monkeypatch.setattr(loss, "available_losses", None)
-    kept, told = autotune(asked, CPU, before=before)
+    kept, told = autotune(asked, CPU, resumed_config=before)
     assert kept.train.kernels.loss == "liger"
     assert not any(line.startswith("loss") for line in told)
     cut = asked.replace(parallel={"shard": 2})
     assert (
-        autotune(cut, CPU, before=before)[0].train.kernels.loss == "fused"
+        autotune(cut, CPU, resumed_config=before)[0].train.kernels.loss == "fused"
     )  # which knows parts of a head
     other = recorded.replace(train={"kernels": {"loss": "plain"}})
     assert [change.field for change in allowed_changes(recorded, other, "x")] == [

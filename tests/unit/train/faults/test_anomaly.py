@@ -90,7 +90,8 @@ def test_what_is_no_spike_passes(config: GuardConfig, loss: float, norm: float) 
 
 
 def test_other_data_is_not_measured_by_the_old() -> None:
-    guard = AnomalyGuard(CONFIG, mixture_digest=lambda batch: "long" if batch >= 20 else "short")
+    guard = AnomalyGuard(CONFIG)
+    guard.mixture_digest = lambda batch: "long" if batch >= 20 else "short"
     fed(guard, 20).check(20, 9.0, 40.0)
     assert len(guard.history) == 1
 
@@ -152,9 +153,9 @@ def test_a_checkpoint_that_did_not_help_is_known() -> None:
     guard = fed(AnomalyGuard(CONFIG), 20)
     guard.record_intervention(guard.decide(refusal(guard, 20, 9.0, 1.0), target=15))
     again = refusal(guard, 20, 9.0, 1.0)
-    assert guard.failed_targets(again) == {15}
+    assert guard.rollback_steps_that_failed(again) == {15}
     later = refusal(guard, 29, 9.0, 1.0)
-    assert guard.failed_targets(later) == set()
+    assert guard.rollback_steps_that_failed(later) == set()
 
 
 def replayed(faults: set[int], kill_at: list[int], checkpoint_every: int = 5) -> list[Any]:
@@ -217,7 +218,7 @@ def test_the_record_is_the_files_or_the_checkpoints(tmp_path: Path) -> None:
     log_intervention(run, 1, second, [])
     assert read_interventions(run, meta) == [first.to_json(), second.to_json()]
     again = open_guard(CONFIG, json.loads(json.dumps(read_interventions(run, meta))), meta)
-    assert again.record == (first, second)
+    assert again.interventions == (first, second)
     assert again.skips.to_json() == [[4, 5], [7, 8]]
 
 

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from foundling.train.faults import memory_leak
 from foundling.train.faults.memory_leak import (
     SAMPLES,
     MemoryTrend,
@@ -63,21 +64,23 @@ def test_what_is_no_leak_is_not_told(values: list[float]) -> None:
     assert find_rise("it", looks(values)) is None
 
 
-def test_it_is_told_once_and_says_when_memory_is_full() -> None:
+def test_it_is_told_once_and_says_when_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     step = 0
     gauges = {"it": (lambda: BASE + step * MiB, 8000 * MiB)}
-    trend = MemoryTrend(torch.device("cpu"), every=5, gauges=gauges)
+    monkeypatch.setattr(memory_leak, "gauges_of", lambda _: gauges)
+    trend = MemoryTrend(torch.device("cpu"))
     told = []
-    for step in range(1, 1001):
+    for step in range(1, 2001):
         told += trend.measure(step)
     assert len(told) == 1
-    assert "between steps 5 and 320" in told[0]
+    assert "between steps 10 and 640" in told[0]
     assert "full at step 40" in told[0] or "full at step 39" in told[0]
 
 
-def test_a_run_that_went_back_looks_at_the_same_step_again() -> None:
+def test_a_run_that_went_back_looks_at_the_same_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
     held = iter(range(BASE, BASE + 1000 * SAMPLES * MiB, 5 * MiB))
-    trend = MemoryTrend(torch.device("cpu"), every=10, gauges={"it": (lambda: next(held), 0)})
+    monkeypatch.setattr(memory_leak, "gauges_of", lambda _: {"it": (lambda: next(held), 0)})
+    trend = MemoryTrend(torch.device("cpu"))
     told = []
     for step in (10, 20, 10, 20, *range(30, 10 * SAMPLES + 10, 10)):
         told += trend.measure(step)

@@ -48,15 +48,15 @@ def test_zeros_of_different_sign_differ() -> None:
 
 def test_the_odd_one_is_named_with_the_first_parameter() -> None:
     names, ranks = ["embed", "norm", "head"], [0, 2, 4]
-    assert majority_difference("replicate", [[1, 2, 3]] * 3, ranks, names) is None
-    found = majority_difference("replicate", [[1, 2, 3], [1, 9, 9], [1, 2, 3]], ranks, names)
+    assert majority_difference([[1, 2, 3]] * 3, ranks, names) is None
+    found = majority_difference([[1, 2, 3], [1, 9, 9], [1, 2, 3]], ranks, names)
     assert found is not None
     assert (found.differing_ranks, found.name) == ((2,), "norm")
     assert "rank 2" in found.describe()
 
 
 def test_of_two_nobody_can_say_which() -> None:
-    found = majority_difference("replicate", [[1, 2], [1, 3]], [0, 1], ["a", "b"])
+    found = majority_difference([[1, 2], [1, 3]], [0, 1], ["a", "b"])
     assert found is not None
     assert (found.differing_ranks, found.name) == ((), "b")
     assert "ranks [0, 1] do not hold the same b" in found.describe()

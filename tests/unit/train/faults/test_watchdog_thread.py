@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,13 @@ class Ends:
         self.codes.append(code)
 
 
+@pytest.fixture(autouse=True)
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    found = Ends()
+    monkeypatch.setattr(os, "_exit", found)
+    return found
+
+
 def stuck_here(ends: Ends, seconds: float = 5.0) -> None:
     until = time.monotonic() + seconds
     while not ends.codes and time.monotonic() < until:
@@ -49,12 +57,12 @@ def stuck_here(ends: Ends, seconds: float = 5.0) -> None:
 
 
 def test_a_hang_ends_the_process_with_its_stack_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ends: Ends
 ) -> None:
     monkeypatch.setenv("FOUNDLING_OUTCOMES", str(tmp_path))
-    run, ends = RunDir(tmp_path / "run"), Ends()
+    run = RunDir(tmp_path / "run")
     began = time.monotonic()
-    with Watchdog(run, World(), CONFIG, end=ends):
+    with Watchdog(run, World(), CONFIG):
         PROGRESS.move("step", 7)
         stuck_here(ends)
     assert ends.codes[0] == Exit.WATCHDOG
@@ -92,9 +100,10 @@ def starts() -> None:
 
 
 @pytest.mark.parametrize("work", [moves, saves, waits, starts])
-def test_work_that_may_take_its_time_is_no_hang(work: Callable[[], None], tmp_path: Path) -> None:
-    ends = Ends()
-    with Watchdog(RunDir(tmp_path), World(), CONFIG, end=ends):
+def test_work_that_may_take_its_time_is_no_hang(
+    work: Callable[[], None], tmp_path: Path, ends: Ends
+) -> None:
+    with Watchdog(RunDir(tmp_path), World(), CONFIG):
         work()
     assert ends.codes == []
 
@@ -109,13 +118,13 @@ def test_what_may_take_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limit_of("save", CONFIG, 0.0) == limit_of("evaluate", CONFIG, 600) == 60
 
 
-def test_who_waits_for_rank_0_to_evaluate_is_excused(tmp_path: Path) -> None:
-    run, ends, busy = RunDir(tmp_path), Ends(), ProgressMarker()
+def test_who_waits_for_rank_0_to_evaluate_is_excused(tmp_path: Path, ends: Ends) -> None:
+    run, busy = RunDir(tmp_path), ProgressMarker()
     busy.phase = "evaluate"
     folder = tmp_path / FOLDER
     folder.mkdir(parents=True)
     write_heartbeat(folder, take_heartbeat(0, 1, busy))
-    with Watchdog(run, World(rank=1, size=2), CONFIG, end=ends):
+    with Watchdog(run, World(rank=1, size=2), CONFIG):
         PROGRESS.move("step", 3)
         stuck_here(ends, 1.6)
         assert ends.codes == []
@@ -136,7 +145,7 @@ def test_a_neighbour_that_dies_early_is_named_at_once(
     beat = take_heartbeat(0, 1, ProgressMarker())
     write_heartbeat(folder, replace(beat, pid=other.pid, started_at=process_start(other.pid)))
     world = World(rank=1, size=2, local_rank=1)
-    with pytest.raises(RuntimeError), Watchdog(run, world, GuardConfig(), end=Ends()):  # noqa: PT012
+    with pytest.raises(RuntimeError), Watchdog(run, world, GuardConfig()):  # noqa: PT012
         time.sleep(1.2)
         other.kill()
         other.wait()
@@ -148,9 +157,8 @@ def test_a_neighbour_that_dies_early_is_named_at_once(
     assert "gone without a word" in hang["why"]
 
 
-def test_a_process_that_was_suspended_has_not_been_idle(tmp_path: Path) -> None:
-    ends = Ends()
-    with Watchdog(RunDir(tmp_path), World(), CONFIG, end=ends) as dog:
+def test_a_process_that_was_suspended_has_not_been_idle(tmp_path: Path, ends: Ends) -> None:
+    with Watchdog(RunDir(tmp_path), World(), CONFIG) as dog:
         PROGRESS.move("step", 3)
         dog._ran_at -= 100
         PROGRESS.moved_at -= 100
@@ -158,13 +166,13 @@ def test_a_process_that_was_suspended_has_not_been_idle(tmp_path: Path) -> None:
     assert ends.codes == []
 
 
-def test_an_alarm_of_an_earlier_life_is_none(tmp_path: Path) -> None:
-    ends, folder = Ends(), tmp_path / FOLDER
+def test_an_alarm_of_an_earlier_life_is_none(tmp_path: Path, ends: Ends) -> None:
+    folder = tmp_path / FOLDER
     folder.mkdir(parents=True)
-    request = folder / "stop_request.json"
+    request = folder / "abort_request.json"
     request.write_text(json.dumps({"folder": "hang-1", "finding": "long ago"}))
     os.utime(request, (1, 1))
-    with Watchdog(RunDir(tmp_path), World(), CONFIG, end=ends):
+    with Watchdog(RunDir(tmp_path), World(), CONFIG):
         PROGRESS.move("step", 1)
         time.sleep(0.4)
         assert ends.codes == []
@@ -232,7 +240,9 @@ def test_who_ended_without_a_word_is_told_of_once(tmp_path: Path) -> None:
         assert dog.report_previous_death() is None  # this time it said how it ended
 
 
-def test_a_full_disk_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Ends
+) -> None:
     """Beats cannot be written: the backstop in C is still put off, and a hang still ends the job's
     process; nothing is written to a file mapped into memory, which would be a SIGBUS."""
 
@@ -240,7 +250,7 @@ def test_a_full_disk_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     put_off, looks = list[float](), list[int]()
-    with Watchdog(RunDir(tmp_path / "run"), World(), CONFIG, end=Ends()) as dog:
+    with Watchdog(RunDir(tmp_path / "run"), World(), CONFIG) as dog:
         monkeypatch.setattr(watchdog, "write_heartbeat", full)
         monkeypatch.setattr(
             watchdog.faulthandler, "dump_traceback_later", lambda s, **_: put_off.append(s)
@@ -254,3 +264,45 @@ def test_a_full_disk_ends_no_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert not [line for line in maps if str(tmp_path) in line]
     assert len(looks) >= 2
     assert len(put_off) >= 2
+
+
+def test_a_hang_ends_the_process_on_a_disk_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Ends
+) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with Watchdog(RunDir(tmp_path), World(), CONFIG):
+        PROGRESS.move("step", 1)
+        stuck_here(ends)
+    assert ends.codes[:1] == [Exit.WATCHDOG]
+    assert len(list((tmp_path / FOLDER).glob("hang-*"))) == 1
+
+
+def test_a_disk_that_is_full_at_the_request_keeps_no_empty_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    requests = watchdog.AbortRequests(tmp_path, 0)
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        requests.claim()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_heartbeat_that_is_written_slowly_excuses_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Ends
+) -> None:
+    def slow(*given: Any) -> None:
+        time.sleep(0.7)
+        write_heartbeat(*given)
+
+    with Watchdog(RunDir(tmp_path), World(), GuardConfig(hang_s=2.0)):
+        monkeypatch.setattr(watchdog, "SUSPENDED_S", 0.0)
+        monkeypatch.setattr(watchdog, "write_heartbeat", slow)
+        PROGRESS.move("step", 1)
+        stuck_here(ends)
+    assert ends.codes[:1] == [Exit.WATCHDOG]
