@@ -19,9 +19,14 @@ from foundling.runtime.files import contents_at, fsync_dir, write_text_atomic
 # events.jsonl    everything that happened, measurements too; never cut (see runtime/run_reader)
 # evals/          step-N/: every example that was scored
 # tokenizer/      the tokenizer the run was trained with
-# checkpoints/    step-00000100/ and so on
+# checkpoints/    step-00000100/ and so on, step-N.score, step-N.pinned
+# logs/           output of every process, by start; watchdog/ has the heartbeats
 # tb/             TensorBoard
 # report.html     written by `foundling report`
+# lock            who trains here
+# run.id          the run's number, where checkpoints are kept elsewhere
+# tried.json      evaluations that failed, and how often each was tried
+# bad_nodes       nodes that failed their check
 
 RUN_SCHEMA = 2
 _OF_A_START = ("lock", "lock.*", "logs", "bad_nodes", "doctor")
