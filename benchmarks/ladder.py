@@ -282,10 +282,7 @@ def _told(rungs: Iterable[Climbed], total: int) -> list[Climbed]:
 
 def _duration_hint(options: Options) -> str:
     rungs = len(options.only) if options.only else "six"
-    return (
-        f"{rungs} rungs, a process each: 10 s for a small model, minutes for one that fills the"
-        f" device, and {options.limit:g} s at most"
-    )
+    return f"{rungs} rungs, 10 s each for a small model, {options.limit:g} s at most"
 
 
 PROGRAM = Verb(

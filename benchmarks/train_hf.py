@@ -152,7 +152,7 @@ PROGRAM = Verb(
     OPTIONS,
     _run,
     True,
-    duration_hint=lambda o: f"of each trainer {training_duration(o)}",
+    duration_hint=lambda o: f"per trainer {training_duration(o)}",
 )
 
 

@@ -308,7 +308,7 @@ def _profile(options: Options) -> None:
 def training_duration(options: Options) -> str:
     """How long it takes to time training."""
     return (
-        f"a start and {options.steps or 10} steps, half a minute on a GPU; the loss check takes"
+        f"a start and {options.steps or 10} steps, half a minute on a GPU; check:"
         f" {options.check_steps} steps twice"
     )
 
@@ -376,7 +376,7 @@ VERBS = {
         duration_hint="a start, then some seconds for each batch size and sampling",
     ),
     "bench train": Verb(
-        "tokens/s of a model's training here, with a loss check; or where its time or memory goes",
+        "tokens/s of training here, with a loss check; or where time or memory goes",
         _TRAIN_OPTIONS,
         _train,
         takes_settings=True,

@@ -86,6 +86,7 @@ _BUILD_OPTIONS = (
         "list the recipes or published mixtures, and build nothing",
         ("recipes", "mixtures"),
         nargs="?",
+        metavar="WHAT",
         only_with=(),
     ),
 )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from foundling.cli.options import Option, Options
 from foundling.config.data_manifest import MANIFEST_NAME
 from foundling.config.errors import RunError
 from foundling.runtime.console import say
@@ -22,6 +23,21 @@ from foundling.runtime.run_dir import LineFile, RunDir
 from foundling.runtime.run_reader import final_scores, step_lines
 
 RunVerb = Callable[[Sequence[str]], None]
+OPTIONS = (
+    Option("--scale", "tiny takes a minute", ("full", "tiny"), "full"),
+    Option("--seed", "seed of the village and the training", int, 1),
+    Option("--folder", "where (default: runs/demo-[tiny-]SEED)", Path),
+    Option("--serve", "then open the page to talk to it", bool),
+)
+
+
+def run(options: Options, run_verb: RunVerb) -> None:
+    """`foundling demo`."""
+    name = f"demo-{options.seed}" if options.scale == "full" else f"demo-tiny-{options.seed}"
+    folder = options.folder or Path("runs") / name
+    run_demo(folder, options.scale, options.seed, run_verb)
+    if options.serve:
+        run_verb(["serve", str(folder / "finetune"), "--open"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,8 +224,7 @@ VERBS = {
         "scores: held-out bits per byte, the quiz, CORE, tasks, lm-eval's",
         _EVAL_OPTIONS,
         _eval,
-        duration_hint="a minute or two for a small model's own scores on two cores; tasks show the"
-        " time left every 5 s; lm-eval is imported in 10 s or more",
+        duration_hint="a minute or two for a small model on two cores; tasks show the time left",
     ),
     "compare": Verb(
         "settings that differ, curves, and whether A or B is better, or chance",

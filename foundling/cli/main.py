@@ -13,37 +13,18 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
-from foundling.cli import bench, data, doctor, eval, model, plan, runs, tokenizer, train
-from foundling.cli.options import Option, Options, Verb, print_duration_hint
+from foundling.cli import bench, data, demo, doctor, eval, model, plan, runs, tokenizer, train
+from foundling.cli.options import Verb, print_duration_hint
 from foundling.cli.parser import parse
 from foundling.config.errors import ConfigError, UserError
 from foundling.runtime.versions import __version__
 
-_DEMO_OPTIONS = (
-    Option("--scale", "tiny takes a minute", ("full", "tiny"), "full"),
-    Option("--seed", "seed of the village and the training", int, 1),
-    Option("--folder", "where (default: runs/demo-[tiny-]SEED)", Path),
-    Option("--serve", "then open the page to talk to it", bool),
-)
-
-
-def _demo(options: Options) -> None:
-    from foundling.cli.demo import run_demo
-
-    name = f"demo-{options.seed}" if options.scale == "full" else f"demo-tiny-{options.seed}"
-    folder = options.folder or Path("runs") / name
-    run_demo(folder, options.scale, options.seed, run_verb)
-    if options.serve:
-        run_verb(["serve", str(folder / "finetune"), "--open"])
-
-
 _DEMO = Verb(
     "raise a small model through its whole life",
-    _DEMO_OPTIONS,
-    _demo,
+    demo.OPTIONS,
+    lambda options: demo.run(options, run_verb),
     duration_hint=lambda o: "a minute" if o.scale == "tiny" else "about seven minutes on two cores",
 )
 FAMILIES: tuple[Mapping[str, Verb], ...] = (
@@ -59,6 +40,7 @@ FAMILIES: tuple[Mapping[str, Verb], ...] = (
 """As `foundling --help` lists them, with an empty line between two."""
 VERBS = {name: verb for family in FAMILIES for name, verb in family.items()}
 
+_HELP = ("-h", "--help", "help")
 _TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN)
 """Disk or network errors that may go away: they keep their traceback and exit code 1."""
 
@@ -145,8 +127,9 @@ def run_one(name: str, verb: Verb, argv: Sequence[str], *, hint: bool = False) -
 
 
 def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        return None, []
+    if not argv or argv[0] in _HELP:
+        words = [word for word in argv[1:] if word not in _HELP]
+        return _find_verb([*words, "--help"]) if words else (None, [])
     if argv[0] == "--version":
         print(__version__)
         sys.exit(0)
@@ -160,6 +143,11 @@ def _find_verb(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
         sys.exit(0)
     if family and (not argv[1:] or argv[1].startswith("-")):
         raise ConfigError(f"{argv[0]} needs one of: {', '.join(family)}.")
+    from foundling.config.presets import find_preset
+
+    if find_preset(argv[0]):
+        tries = f"`foundling train {argv[0]}` or `foundling plan {argv[0]}`"
+        raise ConfigError(f"{argv[0]} is a preset, not a verb; try {tries}.")
     given = " ".join(argv[:2]) if family else argv[0]
     raise ConfigError(f"unknown verb {given}; {_nearest(argv, family)}")
 
@@ -183,4 +171,6 @@ def _print_verbs(names: Sequence[str] = ()) -> None:
     for family in FAMILIES:
         if shown := [name for name in family if name in (names or VERBS)]:
             print("\n" + "\n".join(f"  {name:<18} {VERBS[name].help}" for name in shown))
-    print("\n`foundling VERB --help` says more.")
+    print(
+        "\n`foundling VERB --help` says more; `foundling train --help` lists presets and settings."
+    )

@@ -102,7 +102,7 @@ class Verb:
 
 @contextlib.contextmanager
 def print_duration_hint(name: str, verb: Verb, options: Options, wanted: bool) -> Iterator[None]:
-    """After a second of a long command, print what it does and how long it takes. By a thread,
+    """After a second of a long command, print how long it takes. By a thread,
     because nothing else runs while torch is imported; a command refused by then prints nothing."""
     from foundling.runtime.console import is_rank_zero
 
@@ -111,7 +111,7 @@ def print_duration_hint(name: str, verb: Verb, options: Options, wanted: bool) -
     if not (wanted and hint and is_rank_zero()):
         yield
         return
-    text, how = f"{name}: {verb.help}; {hint}", {"file": sys.stderr, "flush": True}
+    text, how = f"{name}: {hint}", {"file": sys.stderr, "flush": True}
     timer = threading.Timer(HINT_AFTER_S, print, [text], how)
     timer.daemon = True
     timer.start()

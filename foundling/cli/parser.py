@@ -1,6 +1,7 @@
 """The words after a verb become Options: argparse's parser, its help, and settings with a dot."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,20 +39,40 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
+        for theirs, ours in _ARGPARSE_SENTENCES.items():
+            message = re.sub(theirs, ours.format(command=self.prog), message)
         raise ConfigError(f"{message}; see `{self.prog} --help`.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            words = ", ".join(action.choices)
+            raise ConfigError(f"{_name_of(action)} must be one of {words}, not {value!r}.")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """Our own types complain in sentences that begin with the value: put the flag before it.
         Nothing may be empty but free text: as a path it would be the current folder."""
         if arg_string is argparse.SUPPRESS:  # an argument that was left out
             return arg_string
-        name = action.option_strings[-1] if action.option_strings else action.dest
+        name = _name_of(action)
         if not arg_string.strip() and action.type is not free_text:
             raise ConfigError(f"{name} is empty; give it a value or leave it out.")
         try:
             return super()._get_value(action, arg_string)
         except ConfigError as error:
             raise ConfigError(f"{name} {error}") from None
+
+
+_ARGPARSE_SENTENCES = {
+    "the following arguments are required: ": "{command} needs ",
+    "unrecognized arguments: ": "{command} does not take ",
+    "argument (-. )?(--?[a-z-]+)[^:]*: expected (one|at least one) argument": r"\2 needs a value",
+}
+"""What argparse says, and what is said here."""
+
+
+def _name_of(action: argparse.Action) -> str:
+    """The option as most people type it, or the argument."""
+    return next((o for o in action.option_strings if o.startswith("--")), action.dest)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -78,8 +99,12 @@ def parse(verb: Verb, command: str, argv: Sequence[str]) -> Options:
             from foundling.config.load import settings_help
 
             parser.epilog = settings_help(command, every="all" in words)
-    # Intermixed: an option may stand between two words that can both be left out.
-    options = parser.parse_intermixed_args(words, Options(settings=settings))
+    try:
+        # Intermixed: an option may stand between two words that can both be left out.
+        options = parser.parse_intermixed_args(words, Options(settings=settings))
+    except ConfigError:
+        _refuse_blank(argv, verb)
+        raise
     options.given = frozenset(vars(options)) - {"settings"}
     for option in verb.options:
         if option.key not in options.given:
@@ -162,6 +187,17 @@ def _suggest_section(words: Sequence[str], verb: Verb, command: str) -> None:
             name, value = flag[2:].replace("-", "_"), value if equals else after
             if suggestion := suggest_setting("", name, value, "--"):
                 raise ConfigError(f"{flag} is no option of {command}; {suggestion}")
+
+
+def _refuse_blank(argv: Sequence[str], verb: Verb) -> None:
+    """Refuse a word that a blank has cut off from the value of a setting before it."""
+    for key, value, word in zip(argv, argv[1:], argv[2:], strict=False):
+        is_setting = key.startswith("--") and "." in key and "=" not in key
+        if verb.takes_settings and is_setting and not word.startswith("-"):
+            raise ConfigError(
+                f"{word} stands alone after {key} {value}; quote values with blanks:"
+                f' {key} "{value} {word}".'
+            )
 
 
 def _split_settings(

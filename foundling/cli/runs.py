@@ -390,7 +390,7 @@ VERBS = {
         _verify,
         duration_hint="every byte is read once, about a second for a gigabyte",
     ),
-    "runs pin": Verb("never delete a checkpoint", _PIN_OPTIONS, _pin),
+    "runs pin": Verb("keep a checkpoint for good", _PIN_OPTIONS, _pin),
     "runs logs": Verb("print what a rank has said, or follow it", _LOGS_OPTIONS, _logs),
     "runs stop": Verb("tell a run to save and end", _STOP_OPTIONS, _stop),
     "runs copy": Verb(

@@ -57,13 +57,13 @@ def _train(options: Options) -> None:
 
 _INSPECT_OPTIONS = (
     Option("tokenizer", "folders or files; GPT-2's and Llama 3's own files will do", nargs="+"),
+    Option("--encode", "show how a text is cut", free_text, only_with=()),
+    Option("--chat", "it is a user's message", bool, requires="encode"),
     Option("--source", "text to measure on (default: hamlet)", nargs="+", metavar="SPEC"),
     Option("--bytes", "text of each source", positive, "4M"),
     JSON,
     _SEED,
     *READING,
-    Option("--encode", "show how a text is cut", free_text, only_with=()),
-    Option("--chat", "it is a user's message", bool, requires="encode"),
 )
 
 

@@ -30,7 +30,7 @@ _TRAIN_OPTIONS = (
     ),
     Option("--from", "go on from there as a new run with other settings", metavar="RUN@STEP"),
     Option("--nproc", "processes on this machine (default: one a GPU)", positive),
-    Option("--dev", "rehearse N steps at a small batch", int),
+    Option("--dev", "try N steps at a small batch", int, metavar="N"),
     Option("--detach", "go on in the background; see `runs logs`", bool),
     Option("--restarts", "tries after a crash without a new checkpoint (default: 3)", count),
     Option("--grace", "seconds for a last save after a stop signal (default: 600)", positive_float),
@@ -79,6 +79,6 @@ VERBS = {
         _TRAIN_OPTIONS,
         _train,
         takes_settings=True,
-        duration_hint="set up in 5 to 60 s; then the plan, and the time left in each line of steps",
+        duration_hint="setting up, 5 to 60 s",
     ),
 }

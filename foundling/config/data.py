@@ -1,7 +1,9 @@
 """Sections `data` and `phases`: their validators, and the schedule of phases."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -90,8 +92,18 @@ class DataConfig(Section):
     @classmethod
     def _read_folder(cls, value: Any) -> Any:
         """One folder needs no brackets."""
-        is_name = isinstance(value, str) and not value.lstrip().startswith("{")
-        return {value: 1.0} if is_name else value
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("{"):
+            unread = re.fullmatch(r"""\{ *([^ ,{}"']+?)[: ]([\d.]+) *\}""", value.strip())
+            if unread and ": " not in value:
+                right = f"{{{unread[1]}: {unread[2]}}}"
+                raise ConfigError(f"data.sources {value} needs a colon and a blank: {right}.")
+            return value
+        if "," in value and not Path(value).exists():
+            each = ", ".join(f"{name.strip()}: 1" for name in value.split(",") if name.strip())
+            raise ConfigError(f"several data sets are written as --data.sources '{{{each}}}'.")
+        return {value: 1.0}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

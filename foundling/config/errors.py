@@ -87,7 +87,14 @@ def sentence_of(error: Mapping[str, Any], where: str, known: Iterable[str]) -> s
     name, kind, value = name.lstrip("."), error["type"], error["input"]
     limits = error.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"unknown setting {name}; {did_you_mean(str(error['loc'][-1]), known)}"
+        hint = did_you_mean(str(error["loc"][-1]), known)
+        section = name.rpartition(".")[0]
+        return (
+            f"unknown setting {name}; {hint.replace('did you mean ', f'did you mean {section}.')}"
+        )
+    if kind == "too_long" or (kind == "missing" and name.endswith("]")):
+        shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        return f"{name.partition('[')[0]} must be 2 numbers such as 0.9,0.95, not {shown!r}."
     if kind == "missing":
         return f"{where} needs {error['loc'][-1]}; there are {', '.join(known)}."
     if kind in _RANGES:
@@ -97,7 +104,9 @@ def sentence_of(error: Mapping[str, Any], where: str, known: Iterable[str]) -> s
     wanted = _KINDS.get(kind.partition("_")[0]) or str(error["msg"])
     if kind == "literal_error":
         wanted = "one of " + ", ".join(re.findall("'([^']*)'", limits["expected"]))
-    shown = " ".join(str(value).split())[:60] or "nothing"
+    shown = " ".join(str(value).split())[:60]
+    if not shown:
+        return f"{name} is empty; give {wanted}."
     return f"{name} must be {wanted}, not {shown!r}."
 
 

@@ -201,10 +201,24 @@ def _layers(target: str) -> tuple[str, Tree]:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return _file_layers(path)
     if find_preset(target) is None:
+        if re.fullmatch(r"depth-\d+", target):
+            raise ConfigError(f"{target} is no preset; depth-N goes up to 99.")
+        if kind := _other_kind(path):
+            raise ConfigError(
+                f"{target} is a {kind}; TARGET is a preset, YAML file or run directory (`foundling"
+                " train --help` lists presets)."
+            )
         raise ConfigError(
             f"{target} is no preset, YAML file or run directory; {did_you_mean(target, PRESETS)}"
         )
     return target, {}
+
+
+def _other_kind(folder: Path) -> str:
+    """What a folder is that is no run; "" where it is nothing of ours."""
+    if not (folder / "manifest.json").is_file():
+        return "tokenizer" if (folder / "tokenizer.json").is_file() else ""
+    return "checkpoint" if re.match(r"step-\d+", folder.name) else "data set"
 
 
 def _file_layers(path: Path) -> tuple[str, Tree]:
@@ -316,12 +330,13 @@ def _field(name: str, value: object, doc: str) -> list[str]:
 # The help of every setting, from the strings under the fields: for `foundling VERB --help`.
 
 _COMMON = (
-    *("data.sources", "data.tokenizer", "train.horizon"),
+    *("data.sources", "data.packing", "train.horizon"),
     *("train.seq_len", "train.batch_size", "train.global_batch_tokens", "train.seed"),
     *("train.dtype", "train.compile", "optim.name", "optim.lr", "optim.schedule"),
-    *("optim.warmup", "optim.weight_decay", "model.dim", "model.layers", "model.heads"),
-    *("model.ffn_dim", "parallel.shard", "parallel.recompute", "checkpoint.every"),
-    *("eval.every", "eval.tasks", "log.wandb"),
+    *("optim.warmup", "optim.weight_decay", "optim.clip", "model.vocab_size", "model.dim"),
+    *("model.layers", "model.heads", "model.kv_heads", "model.ffn_dim"),
+    *("parallel.shard", "parallel.recompute", "checkpoint.every"),
+    *("eval.every", "log.wandb"),
 )
 """What most people set, in the order in which they ask; their help ends with its first clause."""
 EXAMPLES = {
@@ -338,7 +353,8 @@ def settings_help(command: str, every: bool = False) -> str:
     fields = dict(_described("", RunConfig))
     count = sum(map(len, NAMES.values()))
     what = f"all {count} settings" if every else "settings that most people set"
-    lines += ["", f"{what} (--section.field value; dashes and underscores are the same):"]
+    lines += ["", f"{what} (--section.field value; dashes and underscores are the same)"]
+    lines += ["(defaults are of no preset; `foundling plan PRESET -o FILE` shows a preset's):"]
     for name in fields if every else _COMMON:
         if name in SECTIONS:
             continue

@@ -77,7 +77,7 @@ class TrainConfig(Section):
     global_batch_tokens: NonNegativeInt = 0
     """Tokens per optimizer step over all processes; 0 means one micro-step of each process."""
     seed: int = 1
-    """Seed of initial weights, data order and everything random."""
+    """Seed of weights, data order and everything random."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; auto takes CUDA if it is there."""
     dtype: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -136,8 +136,8 @@ class TrainConfig(Section):
             self.refuse_unused("float8_skip", "while train.float8 is none", "a kind of float8")
         elif self.dtype not in ("auto", "bf16"):
             raise ConfigError(
-                f"train.float8 {self.float8} needs the rest in bf16, and train.dtype is"
-                f" {self.dtype}; use bf16 or auto."
+                f"train.float8 {self.float8} needs train.dtype bf16, and it is {self.dtype}; set"
+                " train.dtype bf16 or train.float8 none."
             )
         if self.head_float8 and self.kernels.loss != "fused":
             raise ConfigError(

@@ -115,6 +115,8 @@ def require_log(run: Path, rank: int) -> Path:
     if path is not None:
         return path
     folders = tries(run)
+    if not run.exists():
+        raise RunError(f"{run} does not exist; `foundling runs list` shows your runs.")
     if not folders:
         raise RunError(f"{run} has no logs yet; they begin with its first `foundling train`.")
     names = sorted(p.stem.removeprefix("rank-") for p in folders[-1].glob("rank-*.log"))

@@ -275,6 +275,12 @@ def resolve_here(
     a run that goes on (0: a new one, for which there must be data enough)."""
     config = with_vocabulary(config, vocab_size)
     tokens = batch_tokens(config, data_ranks)
+    kind, given, found = config.train.float8, config.train.dtype, device.settings["dtype"]
+    if kind != "none" and given == AUTO and found != "bf16":
+        raise ConfigError(
+            f"train.float8 {kind} needs train.dtype bf16, and auto is {found} on this device; set"
+            " train.dtype bf16 or train.float8 none."
+        )
     config = config.replace(train={"global_batch_tokens": tokens, **device.settings})
     planned_again = config.replace(train={"horizon": steps}) if steps else config
     horizon = plan_horizon(planned_again, data_ranks, sizes)

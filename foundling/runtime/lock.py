@@ -61,7 +61,14 @@ class RunLock:
         self._released = threading.Event()
 
     def __enter__(self) -> "RunLock":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):
+                raise
+            raise RunError(
+                f"{self.path.parent} cannot be made; give --run a folder you may write to."
+            ) from None
         ours, held = os.environ.get(TOKEN, ""), read_holder(self.path.parent)
         self._inner = bool(not self._token and ours and held and held.token == ours)
         if self._inner:

@@ -52,6 +52,8 @@ class Files(NamedTuple):
 
 def read_files(path: Path) -> Files:
     """The tokenizer in a folder or file; anything that is none is refused with a sentence."""
+    if path.is_file() and path.suffix not in (".json", ".model", ""):
+        raise DataError(f"{path} is no tokenizer file; give the folder with its {TOKENIZER_FILE}.")
     folder = path if path.is_dir() else path.parent
     file = folder / TOKENIZER_FILE if path.is_dir() else path
     ranks = path if path.suffix == ".model" else folder / RANKS_FILE
@@ -72,7 +74,8 @@ def read_files(path: Path) -> Files:
         raise DataError(f"{path} cannot be read as a tokenizer ({error}).") from None
     raise DataError(
         f"{path} holds no {TOKENIZER_FILE}, no vocab.json with merges.txt and no {RANKS_FILE};"
-        " train one with `foundling tokenizer train`."
+        " train one with `foundling tokenizer train`, or name one of the hub:"
+        " hf://openai-community/gpt2."
     )
 
 

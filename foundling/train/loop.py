@@ -8,7 +8,7 @@ from foundling.checkpoint.remote import Folder
 from foundling.config.errors import CheckpointError, RunError
 from foundling.config.run import RunConfig
 from foundling.plan.forecast import compare
-from foundling.runtime.console import say
+from foundling.runtime.console import counted, say
 from foundling.runtime.exits import EndOfRun, Exit
 from foundling.runtime.run_dir import RunDir
 from foundling.train.faults.anomaly import RefusedStepError
@@ -70,8 +70,11 @@ def finish(t: Trainer) -> EndOfRun | None:
     if step < last or (t.stop.reason and t.evaluation.last_score_is_missing(step)):
         if t.state.world.is_main:
             run.event("stopped", step=step, reason=t.stop.reason)
-        left = f"{last - step:,} steps are left" if step < last else "the last score is missing"
-        return EndOfRun(Exit.REQUEUE, f"saved at step {step} after {t.stop.reason}; {left}")
+        left = "the last score is missing"
+        if step < last:
+            left = f"{counted(last - step, 'step')} {'is' if last - step == 1 else 'are'} left"
+        reason = f"saved at step {step} after {t.stop.reason}; {left}; the same command goes on"
+        return EndOfRun(Exit.REQUEUE, reason)
     if t.state.world.is_main:
         assert newest is not None
         try:

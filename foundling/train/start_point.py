@@ -96,10 +96,11 @@ def allowed_changes(old: RunConfig, new: RunConfig, where: str) -> list[Change]:
     changes = differences(old, new)
     refused = [change for change in changes if not _may_change(change.field)]
     if refused:
-        text = "; ".join(f"{c.field} was {c.old!r} and is {c.new!r}" for c in refused)
+        text = " and ".join(f"another {c.field} ({c.old!r}, now {c.new!r})" for c in refused)
+        again = " ".join(f"--{c.field.replace('_', '-')} '{c.new}'" for c in refused)
         raise RunError(
-            f"{where} cannot continue with other mathematics: {text}."
-            " Give the same settings, or another --run."
+            f"{where} cannot go on with {text}; repeat what it was, or branch: foundling train"
+            f" --from {where}@STEP {again} --run NEW."
         )
     return changes
 
@@ -307,9 +308,15 @@ def load_parent_weights(
     bundle = load_bundle(parent["path"] if is_foreign else f"{parent['path']}@{parent['step']}")
     before, after = bundle.config.model.vocab_size, config.model.vocab_size
     if bundle.config.model.replace(vocab_size=after) != config.model or after < before:
+        theirs = bundle.config.model.replace(vocab_size=max(before, after))
+        name, ours, stored = next(
+            (f, getattr(config.model, f), value)
+            for f, value in theirs
+            if value != getattr(config.model, f)
+        )
         raise ConfigError(
-            f"train.start {config.train.start} has another model shape; give the same model"
-            " settings."
+            f"train.start {config.train.start} has another model shape: model.{name} is {ours} and"
+            f" the weights have {stored}; leave model.{name} out."
         )
     if not tokenizer.grew_from(bundle.tokenizer):
         raise ConfigError(

@@ -99,6 +99,26 @@ def test_every_preset_plans(name: str) -> None:
     assert json.loads(done.stdout)["params"]["all"] > 0
 
 
+@pytest.mark.parametrize("words", [["help", "train"], ["--help", "train"], ["train", "--help"]])
+def test_help_of_a_verb_is_its_own(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_verb(words)
+    assert not end.value.code
+    said = capsys.readouterr().out
+    assert said.startswith("usage: foundling train")
+    assert "(defaults are of no preset; `foundling plan PRESET -o FILE` shows a preset's):" in said
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h", "help"]])
+def test_the_list_of_verbs_fits_the_screen(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_verb(words)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "`foundling train --help` lists presets and settings" in lines[-1]
+
+
 def test_every_verbs_help_fits_two_screens(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,9 +207,9 @@ def test_every_verbs_help_fits_two_screens(
         (["train", "--from", "nowhere@3"], "nowhere"),
         (["train", "hamlet", "--nproc", "2"], "data.sources"),
         (["train", "hamlet", "--detach"], "data.sources"),
-        (["runs", "logs", "nowhere", "--follow"], "no logs"),
+        (["runs", "logs", "nowhere", "--follow"], "nowhere does not exist"),
         (["runs", "stop", "nowhere"], "nowhere"),
-        (["runs", "logs", "nowhere"], "no logs"),
+        (["runs", "logs", "nowhere"], "nowhere does not exist"),
         (["runs", "rm", "nowhere"], "nowhere"),
         (["runs", "rm", "--restore", "nowhere"], "not in the trash"),
         (["runs", "copy", "nowhere", "there"], "both on this machine"),
@@ -200,6 +220,29 @@ def test_every_verbs_help_fits_two_screens(
         (["runs", "tree"], "unknown verb runs tree; "),
         (["runs", "lits", "a"], "unknown verb runs lits; did you mean `foundling runs list`?"),
         (["checkpoint", "verify", "a"], "or `foundling runs verify`?"),
+        (["hamlet"], "hamlet is a preset, not a verb; try `foundling train hamlet` or"),
+        (["plan", "depth-100"], "depth-100 is no preset; depth-N goes up to 99."),
+        (["plan", "folder"], "folder is a data set; TARGET is a preset, YAML file or run"),
+        (["plan", "tok"], "tok is a tokenizer; TARGET is"),
+        (["plan", "step-3"], "step-3 is a checkpoint; TARGET is"),
+        (["plan", "hamlet", "--train.horizon", "1", "epoch"], '--train.horizon "1 epoch".'),
+        (["plan", "hamlet", "--model.dim="], "model.dim is empty; give a whole number"),
+        (["train", "hamlet", "--run", ""], "--run is empty"),
+        (["convert", "x", "--to", "gguf", "-o", "y"], "--to must be one of native, hf, llama"),
+        (["generate", "x"], "foundling generate needs PROMPT; see `foundling generate --help`"),
+        (["tokenizer", "inspect", "nowhere"], "hf://openai-community/gpt2"),
+        (["tokenizer", "inspect", "file.txt"], "file.txt is no tokenizer file; give the folder"),
+        (["plan", "hamlet", "--optim.betas", "0.9"], "must be 2 numbers such as 0.9,0.95, not"),
+        (["plan", "hamlet", "--optim.betas", "1,2,3"], "must be 2 numbers such as 0.9,0.95, not"),
+        (
+            ["plan", "hamlet", "--data.sources", "work/data,work/chat"],
+            "written as --data.sources '{work/data: 1, work/chat: 1}'.",
+        ),
+        (["plan", "hamlet", "--data.sources", "{a/b 1}"], "a colon and a blank: {a/b: 1}."),
+        (["plan", "hamlet", "--data.sources", "{a/b:1}"], "a colon and a blank: {a/b: 1}."),
+        (["plan", "hamlet", "--train.kernels.attn", "x"], "did you mean train.kernels.attention?"),
+        (["plan", "hamlet", "--data", "x"], "it is --data.sources here"),
+        (["plan", "hamlet", "--no_compile", "true"], "write train.compile off"),
         (["trian"], "unknown verb trian; did you mean `foundling train`?"),
         (["launch", "slurm", "hamlet", "--nodes", "2"], "--time"),
         (["launch", "slurm"], "needs TARGET and --nodes and --time too"),
@@ -210,6 +253,9 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(
     words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file.txt").write_text("a file")
+    for name in ("folder/manifest.json", "step-3/manifest.json", "tok/tokenizer.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "null.yaml").write_text("train:\n  horizon:\n")
     (tmp_path / "twice.yaml").write_text("train: {seq-len: 3, seq_len: 4}\n")

@@ -60,6 +60,7 @@ def said(verb: Verb, words: list[str]) -> str:
 def test_a_verb_that_runs_long_knows_how_long(name: str) -> None:
     told = said({**VERBS, **PROGRAMS}[name], WORDS.get(name, ["a"]))
     assert re.search(r"\b\d* ?(s|seconds?|minutes?|time)\b", told), told
+    assert len(f"{name}: {told}") <= 100, "more than a line"
 
 
 def test_a_verb_that_is_quick_is_quiet() -> None:
@@ -71,7 +72,7 @@ def test_a_verb_that_is_quick_is_quiet() -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("benchmarks.ladder clm-debug", "benchmarks.ladder: from plain fp32 to recompute"),
+        ("benchmarks.ladder clm-debug", "benchmarks.ladder: six rungs, 10 s each"),
         (
             "foundling tokenizer train hamlet -o tok --bytes 200M",
             "about 51 s for 200.0 MB of text",

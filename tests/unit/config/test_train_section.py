@@ -18,7 +18,10 @@ FLOAT8 = {"train.float8": "tensorwise"}
         ),
         ({**FLOAT8, "parallel.tensor": "2"}, "not built for parallel.tensor"),
         ({**FLOAT8, "parallel.shard": "2", "parallel.fsdp1": "true"}, "for parallel.fsdp1"),
-        ({**FLOAT8, "train.dtype": "fp32"}, "train.dtype is fp32"),
+        (
+            {**FLOAT8, "train.dtype": "fp32"},
+            "needs train.dtype bf16, and it is fp32; set train.dtype bf16 or",
+        ),
         ({"train.float8-skip": "[attn]"}, "train.float8_skip has no effect"),
         ({"train.float8-skip": "[]"}, "train.float8_skip has no effect"),
         (

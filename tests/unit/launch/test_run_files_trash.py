@@ -149,7 +149,7 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "named"),
     [
         ([], "needs a run"),
-        (["--empty"], "--empty: expected one argument"),
+        (["--empty"], "--empty needs a value; see"),
         (["--list", "a"], "RUN a has no effect with --list"),
         (["--empty", "0m", "a"], "RUN a has no effect with --empty"),
         (["a", "--finished"], "--finished has no effect"),

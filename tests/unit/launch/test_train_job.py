@@ -126,8 +126,11 @@ def test_logs_by_rank_and_the_newest_first(
     assert capfdbinary.readouterr().out == b"launch 1\n"
     with pytest.raises(RunError, match="ranks 0 to 0"):
         require_log(tmp_path, 3)
+    (tmp_path / "other").mkdir()
     with pytest.raises(RunError, match="no logs yet"):
         follow_log(tmp_path / "other")
+    with pytest.raises(RunError, match=r"nope does not exist; .foundling runs list."):
+        follow_log(tmp_path / "nope")
     (tmp_path / "long").write_text("".join(f"line {n}\n" for n in range(1000)))
     assert tail(tmp_path / "long", 20) == b"line 998\nline 999\n"
 

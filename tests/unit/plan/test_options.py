@@ -2,12 +2,16 @@
 
 import shlex
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from asking import said
 
 from foundling.cli.main import run_verb
 from foundling.config.errors import ConfigError
+from foundling.config.load import load_config
+from foundling.config.run import RunConfig
+from foundling.plan.resolve import resolve_here
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,19 @@ def test_a_config_is_not_overwritten_nor_put_where_no_folder_is(tmp_path: Path) 
     other.write_text("mine")
     with pytest.raises(ConfigError, match="no YAML"):
         run_verb(f"plan clm-60m -o {other} --force".split())
+
+
+class _Cpu:
+    settings: ClassVar[dict[str, str | int]] = {"device": "cpu", "dtype": "fp32", "threads": 1}
+
+    def measured(self, config: RunConfig, steps: int) -> tuple[RunConfig, list[str]]:
+        return config, []
+
+
+def test_float8_says_what_auto_is_here() -> None:
+    config = load_config("clm-60m", {"train.float8": "rowwise"})
+    with pytest.raises(ConfigError, match=r"needs train\.dtype bf16, and auto is fp32 on this"):
+        resolve_here(config, _Cpu(), vocab_size=512, data_ranks=1, sizes=[])
 
 
 def test_every_n_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,3 +100,8 @@ def test_a_disk_without_locks_relies_on_the_heartbeat(
     leave_lock(tmp_path, age_s=STALE_S + 1)
     with RunLock(tmp_path):
         pass
+
+
+def test_a_folder_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(RunError, match="/proc/x cannot be made; give --run a folder you may"):
+        RunLock(Path("/proc/x")).__enter__()

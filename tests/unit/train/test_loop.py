@@ -115,6 +115,11 @@ def test_other_mathematics_is_refused_by_name(
         (tiny.replace(train={"seed": 9}), r"train\.seed"),
         (tiny.replace(train={"batch_size": 2}), r"train\.global_batch_tokens"),
         (tiny.replace(model={"layers": 1}), r"model\.layers"),
+        (
+            tiny.replace(train={"horizon": 9}),
+            r"run cannot go on with another train\.horizon \('8 steps', now '9 steps'\); repeat .*"
+            r" --from \S+/run@STEP --train\.horizon '9 steps' --run NEW\.",
+        ),
     ]:
         with pytest.raises(RunError, match=named):
             train(changed, run)
@@ -227,7 +232,7 @@ class TestFineTuning:
         self, chatty: RunConfig, tmp_path: Path
     ) -> None:
         wide = chatty.replace(model={"dim": 64})
-        with pytest.raises(ConfigError, match="another model shape"):
+        with pytest.raises(ConfigError, match=r"model\.dim is 64 and the weights have 32; leave"):
             train(wide, RunDir(tmp_path / "a"))
 
     def test_conversations_on_fresh_weights_are_a_chat_run_with_a_warning(

@@ -232,7 +232,7 @@ def test_a_closed_output_ends_nothing(tiny: RunConfig, tmp_path: Path) -> None:
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment)
     os.close(write)
     assert done.returncode == 0
-    assert all(line.startswith(b"train: pretrain") for line in done.stderr.splitlines())
+    assert all(line.startswith(b"train: setting up") for line in done.stderr.splitlines())
     assert RunDir(run).read_info()["status"] == "finished"
     (log,) = run.glob("logs/*/try-0/*")
     assert "step 8/8" in log.read_text()
@@ -251,7 +251,7 @@ def test_a_stop_at_the_last_step_leaves_its_evaluation_to_the_next_start(
         patch.setattr(sys.modules[__name__], "AT", 8)
         told(signal.SIGTERM)(patch, run)
         code, sentence = train(run)
-    said = "saved at step 8 after SIGTERM; the last score is missing"
+    said = "saved at step 8 after SIGTERM; the last score is missing; the same command goes on"
     assert (code, sentence) == (Exit.REQUEUE, said)
     assert RunDir(run).read_info()["status"] == "running"
     assert evals(run) == [4]
@@ -276,7 +276,10 @@ def test_an_evaluation_is_given_up_when_told_to_stop_and_made_up_for(
             bits_per_byte.held_out_bpb, "__kwdefaults__", {**KWDEFAULTS, "max_tokens_per_batch": 9}
         )
         code, sentence = train(run)
-    assert (code, sentence) == (Exit.REQUEUE, "saved at step 4 after SIGUSR1; 4 steps are left")
+    assert (code, sentence) == (
+        Exit.REQUEUE,
+        "saved at step 4 after SIGUSR1; 4 steps are left; the same command goes on",
+    )
     assert len(batches) == 1
     assert (evals(run), (run / "tried.json").exists()) == ([], False)
     assert train(run) == (Exit.OK, "")

@@ -90,7 +90,10 @@ def test_text_from_a_template(home: Path, tmp_path: Path) -> None:
             ["one.jsonl", "--text", "body", "-o", "x", "--workers", "2000"],
             "--workers 2000 is more than this machine can use; give at most",
         ),
-        (["one.jsonl", "--text", "body", "-o", "x", "--engine", "spark"], "invalid choice"),
+        (
+            ["one.jsonl", "--text", "body", "-o", "x", "--engine", "spark"],
+            "--engine must be one of local, ray, slurm, not 'spark'",
+        ),
         (["one.jsonl", "--text", "body", "-o", "x", "--decontaminate", "none"], "evaluation set"),
         (["one.jsonl", "--text", "body", "-o", "x", "--where", "??"], "not understood"),
         (["one.jsonl", "--text", "body", "-o", "x", "--where", "score>9"], "150 not"),
