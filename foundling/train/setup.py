@@ -142,7 +142,7 @@ class Trainer:
             measure_update=is_small or (step + 1) % config.log.every == 0,
         )
 
-    def save_and_wait_for_data(self) -> bool:
+    def save_and_wait(self) -> bool:
         """Save and wait for shards where a followed build is used up; whether any came."""
         step = self.state.step
         if step >= self.loader.end:
