@@ -11,9 +11,10 @@ foundling.json, Meta's params.json or Hugging Face's config.json, there or one f
 owner names one.
 """
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ class DcpTensors:
         from foundling.checkpoint.reader import plain_archive, read_tensors  # DCP is slow to import
 
         spec, chunks = self.specs[name], self._index.tensors[name].chunks
-        try:
+        with self._told():
             if len(chunks) == 1:  # whole in one place: DCP would hold it twice
                 spot = self._index.spots[name, chunks[0].offsets]
                 with (self._folder / spot.file).open("rb") as file:
@@ -77,11 +78,28 @@ class DcpTensors:
                     return plain
             tensor = torch.empty(spec.shape, dtype=spec.dtype)
             read_tensors(self._folder, self._index, {name: tensor})
+            return tensor
+
+    def fill(self, into: Mapping[str, Tensor]) -> None:
+        """Tensors in place; those in pieces together, which opens each file once and not once for
+        each tensor."""
+        from foundling.checkpoint.reader import read_tensors
+
+        split = {n: t for n, t in into.items() if len(self._index.tensors[n].chunks) > 1}
+        if split:
+            with self._told():
+                read_tensors(self._folder, self._index, split)
+        for name in into.keys() - split.keys():
+            into[name].copy_(self.read(name))
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             raise CheckpointError(
                 f"{self._folder} could not be read: {' '.join(str(error).split())}."
             ) from error
-        return tensor
 
 
 def dcp_folder(path: Path) -> Path | None:

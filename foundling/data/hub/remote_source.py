@@ -258,6 +258,7 @@ def _ranged(file: Elsewhere, url: str, size: int | None, page: str) -> BinaryIO:
 
     if not size:
         return file.open()
+    last: int = size
 
     class Ranged(AbstractBufferedFile):  # type: ignore[misc]
         @cached_property
@@ -265,7 +266,7 @@ def _ranged(file: Elsewhere, url: str, size: int | None, page: str) -> BinaryIO:
             return file.open()
 
         def _fetch_range(self, start: int, stop: int) -> bytes:
-            if part := _byte_range(file, url, start, min(stop, size), page):
+            if part := _byte_range(file, url, start, min(stop, last), page):
                 return part
             self.whole.seek(start)
             return self.whole.read(stop - start)
