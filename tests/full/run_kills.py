@@ -72,7 +72,8 @@ class _Progress:
 
 
 def _prepared() -> list[str]:
-    """The command; data and the undisturbed run are made unless this commit has made them for as many kills."""
+    """The command; data and the undisturbed run are made unless this commit has made them, for as
+    many kills."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     mark, text = WORK / "commit", WORK / "text"
     wanted = f"{commit.stdout.strip()}, {KILLS} kills\n"  # another number, another list of orders
