@@ -82,10 +82,8 @@ def load_bundle(
     for note in source.notes:
         say(note)
     config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
-    is_chat = isinstance(tokenizer, ForeignTokenizer)
     if is_native:
         config = load_run_config(RunDir(source.path).config_path)
-        is_chat = is_chat or bool(RunDir(source.path).read_info().get("chat"))
     config, model = _grown(config, model, tokenizer)
     return Bundle(
         config=config,
@@ -95,7 +93,7 @@ def load_bundle(
         path=source.checkpoint or source.path,
         meta=source.meta,
         run=source.path,
-        is_chat=is_chat,
+        is_chat=source.is_chat or isinstance(tokenizer, ForeignTokenizer),
     )
 
 

@@ -119,7 +119,8 @@ def write_dcp(
 
     planner = writer.Planner()
     empty = {n: torch.empty(s.shape, dtype=s.dtype, device="meta") for n, s in specs.items()}
-    share = planner.agree(planner.look(empty), None)
+    planner.agree(planner.look(empty), None)
+    share = planner.agreed
     assert share.index is not None
 
     def piece(item: "WriteItem") -> Tensor:
@@ -177,6 +178,7 @@ def _source(run: RunDir, checkpoint: Folder) -> ModelSource:
         tokenizer_folder=tokenizer_folder(run.tokenizer),
         step=read_manifest(checkpoint).step,
         trained_len=config.train.seq_len,
+        is_chat=bool(run.read_info().get("chat")),
         positions=positions,
         generation=generation,
         meta=load_meta(checkpoint),
@@ -213,20 +215,16 @@ def write_native(folder: Path, plan: ConvertPlan) -> None:
     digests = {**written, META: write_durably(step / META, content.encode())}
     write_manifest(step, CheckpointManifest(source.step, digests))
     copy_tokenizer(source, run.tokenizer)
-    config, is_chat = (
-        RunConfig(model=source.model, train=TrainConfig(seq_len=source.context)),
-        False,
-    )
+    config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
     if source.kind == "native":
         config = load_run_config(RunDir(source.path).config_path)
-        is_chat = bool(RunDir(source.path).read_info().get("chat"))
     # Wherever the source keeps its checkpoints: the result's lies in the result.
     config = config.replace(checkpoint={"folder": ""})
     write_text_atomic(run.config_path, dump_yaml(config))
-    run.write_info(_info(source, is_chat))
+    run.write_info(_info(source))
 
 
-def _info(source: ModelSource, is_chat: bool) -> dict[str, Any]:
+def _info(source: ModelSource) -> dict[str, Any]:
     is_ours = source.kind == "native"
     origin = {
         "kind": source.kind,
@@ -235,7 +233,7 @@ def _info(source: ModelSource, is_chat: bool) -> dict[str, Any]:
         "generation": source.generation,
     }
     return {
-        "chat": is_chat,
+        "chat": source.is_chat,
         "status": CONVERTED,
         "parent": {"path": str(source.path), "step": source.step} if is_ours else None,
         "created": time.time(),
