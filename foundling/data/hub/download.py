@@ -474,9 +474,7 @@ def _named(repo: Repo, file: RemoteFile, good: Path, places: Sequence[Path]) -> 
             name.unlink()
         name.parent.mkdir(parents=True, exist_ok=True)
         name.symlink_to(os.path.relpath(good, name.parent))
-    except FileExistsError:  # another process was quicker
-        return name
-    except OSError:
+    except OSError:  # or another process was quicker
         return good
     return name
 
