@@ -69,7 +69,8 @@ shapes = {MODEL_PREFIX + name: shape for name, shape in weights.items()}
 for moment in ("exp_avg", "exp_avg_sq"):
     shapes |= {f"optim.{name}.{moment}": shape for name, shape in weights.items()}
 planner = Planner()
-share = planner.agree(planner.look({name: torch.empty(s) for name, s in shapes.items()}), None)
+planner.agree(planner.look({name: torch.empty(s) for name, s in shapes.items()}), None)
+share = planner.agreed
 
 class Made(dict):  # when it is their turn: all of them would not fit into the memory
     def __missing__(self, index):
