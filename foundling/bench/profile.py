@@ -100,7 +100,10 @@ def bench_profile(
     refuse_unwritable(trace, "--trace")
     rows = random_rows(config)
     size, cuda = config.train.batch_size, choice.device.type == "cuda"
-    with refuse_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
+    with (
+        refuse_on_oom(config.train, "give a smaller --batch"),
+        snapshot_on_oom(cache_folder("oom")),
+    ):
         runner = StepRunner(config, choice)
         tell_chosen(runner.chosen, tell)
         config = runner.config  # with what was chosen
@@ -347,7 +350,7 @@ def bench_memory(
     batch = rows.batch(0, config.train.batch_size)
     moments: list[Moment] = []
     with (
-        refuse_on_oom(config.train),
+        refuse_on_oom(config.train, "give a smaller --batch"),
         snapshot_on_oom(cache_folder("oom")),
         record_history(choice.device),
     ):

@@ -390,7 +390,10 @@ def _ours(
     rows, first, ours = timed_rows(config, asked), config.train.batch_size, None
     runner = None
     try:
-        with refuse_on_oom(config.train), snapshot_on_oom(cache_folder("oom")):
+        with (
+            refuse_on_oom(config.train, "give --batch best or a smaller --batch"),
+            snapshot_on_oom(cache_folder("oom")),
+        ):
             runner = StepRunner(config, choice)
             tell_chosen(runner.chosen, tell)
             with manual_gc() as gc_control:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from foundling.checkpoint.convert.dcp import open_native
+from foundling.checkpoint.convert.dcp import DcpTensors, open_native
 from foundling.checkpoint.convert.detect import kind_of, open_source
 from foundling.checkpoint.convert.model_source import check_finite
 from foundling.checkpoint.paths import run_of
@@ -65,21 +65,25 @@ def load_bundle(
     source = open_native(path, together=together) if is_native else open_source(path)
     tokenizer = source.tokenizer()
     if tokenizer is None:
+        folder = RunDir(source.path).tokenizer if is_native else source.path
         raise CheckpointError(
-            f"{source.path} has no tokenizer beside it; put its tokenizer.json there to use it."
+            f"{source.path} has no tokenizer; put its tokenizer.json into {folder} to use it."
         )
     model = empty_model(source.model).to(device)
     with torch.no_grad():
-        for name, parameter in model.state_dict().items():
-            parameter.copy_(source.read(name))
+        weights = model.state_dict()
+        if is_native:
+            assert isinstance(source.stored, DcpTensors)
+            source.stored.fill({source.places[name].name: weights[name] for name in weights})
+        for name, parameter in weights.items():
+            if not is_native:
+                parameter.copy_(source.read(name))
             check_finite(source.path, source.places[name].name, parameter)
     for note in source.notes:
         say(note)
     config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
-    is_chat = isinstance(tokenizer, ForeignTokenizer)
     if is_native:
         config = load_run_config(RunDir(source.path).config_path)
-        is_chat = is_chat or bool(RunDir(source.path).read_info().get("chat"))
     config, model = _grown(config, model, tokenizer)
     return Bundle(
         config=config,
@@ -89,7 +93,7 @@ def load_bundle(
         path=source.checkpoint or source.path,
         meta=source.meta,
         run=source.path,
-        is_chat=is_chat,
+        is_chat=source.is_chat or isinstance(tokenizer, ForeignTokenizer),
     )
 
 

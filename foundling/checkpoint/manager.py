@@ -203,9 +203,8 @@ class CheckpointManager:
                 f"the last save is still being written after {self._timeout_s:g} s; look at"
                 f" the disk of {self.folder}."
             )
-        if max_over_ranks(
-            int(bool(error))
-        ):  # a lost rank may be known to some only, and none waits alone
+        # A lost rank may be known to some only, and none waits alone.
+        if max_over_ranks(int(bool(error))):
             raise CheckpointError(error or "the last save failed on another rank; see its log.")
         path = last.path if last is not None else None
         if path is None:
@@ -218,7 +217,11 @@ class CheckpointManager:
 
     def latest(self, at_most: int | None = None) -> Folder | None:
         """The newest whole checkpoint (up to a step); every rank calls it, each hashes a part."""
-        return latest_together(self.folder, at_most)
+        path = latest_together(self.folder, at_most)
+        if path is not None and is_main():
+            with contextlib.suppress(CheckpointError, OSError):  # then it is hashed again
+                self._known.note(path)
+        return path
 
     def abandon_after(self, step: int) -> None:
         """Take checkpoints after `step` off the list, before a rollback takes another course."""

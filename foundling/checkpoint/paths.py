@@ -1,7 +1,6 @@
 """From the words of a user to a run and a checkpoint, and a list of the checkpoints that there
 are."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from foundling.checkpoint.remote import Folder, describe, open_folder
 from foundling.checkpoint.retention import latest, latest_together, pinned, scores, verify_together
 from foundling.config.errors import CheckpointError, RunError
 from foundling.config.run import CheckpointConfig
-from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import RunDir, split_step
 
 State = Literal["whole", "unverified", "damaged", "leftover"]
 
@@ -101,9 +100,8 @@ def named_checkpoint(target: str) -> tuple[Folder, int]:
 
 def _named(target: str) -> Folder | None:
     """The checkpoint itself, if it is one that is named and not a run."""
-    at_step = _AT_STEP.fullmatch(target)
-    if at_step and not Path(target).exists():
-        return checkpoint_of_step(checkpoint_root_of_target(at_step[1]), int(at_step[2]))
+    if (at_step := split_step(target)) is not None:
+        return checkpoint_of_step(checkpoint_root_of_target(at_step[0]), at_step[1])
     place = open_folder(target)
     is_one = folders.step_of(place) is not None or (place / folders.MANIFEST).exists()
     return place if is_one and place.is_dir() else None
@@ -112,7 +110,6 @@ def _named(target: str) -> Folder | None:
 # From words on the command line to a run and one of its checkpoints.
 
 MODEL_PREFIX = "model."
-_AT_STEP = re.compile(r"(.+)@(\d+)")
 
 
 def find_checkpoint(path: str | Path, *, together: bool = False) -> tuple[RunDir, Folder]:
@@ -120,7 +117,7 @@ def find_checkpoint(path: str | Path, *, together: bool = False) -> tuple[RunDir
 
     With `together` every rank of the job calls it, and each hashes its part of the files.
     """
-    if not Path(path).exists() and not _AT_STEP.fullmatch(str(path)):
+    if not Path(path).exists() and split_step(path) is None:
         raise RunError(f"{path} does not exist; give a run directory or RUN@STEP.")
     run, named = _parsed(path)
     if isinstance(named, int):
@@ -148,8 +145,8 @@ def run_of(path: str | Path) -> RunDir:
 def _parsed(path: str | Path) -> tuple[RunDir, int | Folder | None]:
     """The run, and the step or the folder of a checkpoint where one is named."""
     place = Path(path)
-    if (at_step := _AT_STEP.fullmatch(str(path))) and not place.exists():
-        return RunDir(at_step[1]).require(), int(at_step[2])
+    if (at_step := split_step(path)) is not None:
+        return RunDir(at_step[0]).require(), at_step[1]
     if folders.step_of(place) is not None and place.resolve().parent.name == "checkpoints":
         return RunDir(place.resolve().parent.parent).require(), place
     return RunDir(place).require(), None

@@ -186,8 +186,8 @@ class Planner:
         plan = planner.create_local_plan()
         return Sight(planner, plan, is_new=plan.items != self._last)
 
-    def agree(self, sight: Sight, group: Group) -> WriteShare:
-        """A new plan; every rank must call it. DCP refuses pieces that overlap or leave gaps."""
+    def agree(self, sight: Sight, group: Group) -> None:
+        """A new plan as `agreed`; every rank must call it. DCP refuses overlaps and gaps."""
         self._last = None
         made: list[WriteShare] = []
 
@@ -200,7 +200,6 @@ class Planner:
         combine_on_main(lambda: sight.plan, make, group)
         self.agreed = scatter_from_main(lambda: made, group)
         self._last = sight.plan.items
-        return self.agreed
 
 
 def _files_of(rank: int, plan: SavePlan) -> dict[str, list[WriteItem]]:
@@ -344,7 +343,8 @@ def save(folder: F, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str,
     content = checked_meta(step, tensors, meta)
     planner, stage = Planner(), HostStaging()
     sight = planner.look(tensors)
-    share = planner.agree(sight, None)
+    planner.agree(sight, None)
+    share = planner.agreed
     try:
         copies = stage.fill({item.index: sight.piece(item) for item in share.items})
         return write(folder, StagedSave(step, content, share, copies))

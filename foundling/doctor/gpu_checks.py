@@ -7,15 +7,25 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from foundling.config.errors import UserError
 from foundling.config.model import ModelConfig
 from foundling.config.run import RunConfig
-from foundling.doctor.checks import CheckResult, DoctorRequest, Notes, failed, passed, warned
+from foundling.doctor.checks import (
+    CheckResult,
+    DoctorRequest,
+    Notes,
+    failed,
+    passed,
+    refused,
+    warned,
+)
+from foundling.model.kernels.attention_backends import KERNELS, MaskSpec
 from foundling.model.transformer import Transformer
 from foundling.plan.hardware import device_slug, find_gpu, known_ceilings, name_of_device
 from foundling.profiling.ceilings import memory_bytes
 from foundling.runtime.console import size
 from foundling.runtime.device import choose_device, device_name, memory_free
-from foundling.train.autotune.attention import choose_attention_kernels
+from foundling.train.autotune.attention import choose_attention_kernels, refusal_at, shapes_of
 from foundling.train.autotune.harness import matmul_peak
 from foundling.train.autotune.mlp import choose_mlp
 
@@ -167,8 +177,13 @@ def check_kernels(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
         yield _held("matmul", where, dtype, lambda: _matmul(device, dtype))
     target = config or RunConfig()
     model, train, lines = target.model, target.train, list[str]()
+    if device.type == "cuda":
+        _launch_attention(target, device, dtype, notes)
     if notes.begins("attention"):
-        _, lines = choose_attention_kernels(model, train, target.data, device, dtype)
+        try:
+            _, lines = choose_attention_kernels(model, train, target.data, device, dtype)
+        except UserError as error:  # a kernel that was named and does not work
+            yield refused("kernels", error)
     if config and notes.begins("mlp"):
         lines.append(choose_mlp(model, train, config.parallel.tensor, device, dtype)[1])
     for line in filter(None, lines):
@@ -177,6 +192,18 @@ def check_kernels(asked: DoctorRequest, notes: Notes) -> Iterator[CheckResult]:
         yield _held("fused AdamW", f"on {device}", torch.float32, lambda: _adamw(device))
     if notes.begins("compiled block"):
         yield _compiled(device, config)
+
+
+def _launch_attention(
+    target: RunConfig, device: torch.device, dtype: torch.dtype, notes: Notes
+) -> None:
+    """Launch each attention kernel by itself before one is chosen: compiling it may take long, and
+    one that ends its process must not hide the others. What is refused here the choice will say."""
+    shape = shapes_of(target.model, target.train, target.data)[0]
+    for name, kernel in KERNELS.items():
+        for spec in (MaskSpec(None, 0), MaskSpec(None, max(shape.width // 4, 1))):
+            if notes.begins(f"attention by {name}{', masked' if spec.window else ''}"):
+                refusal_at(kernel, [(shape, spec)], device, dtype)
 
 
 def _held(

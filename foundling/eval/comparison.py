@@ -22,7 +22,7 @@ from foundling.eval.significance import (
     p_value,
     times_as_many,
 )
-from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import RunDir, split_step
 
 # Where a model's scores lie: a run, one of its checkpoints, or any folder of an evaluation.
 
@@ -79,9 +79,8 @@ def find_evaluated(source: str) -> Evaluated:
     place = Path(source)
     if (place / SCORES_FILE).is_file():
         return Evaluated(place, read_scores(place)["tasks"])
-    at_step = re.fullmatch(r"(.+)@(\d+)", source)
-    if at_step and not place.exists():
-        return _of_run(RunDir(at_step[1]).require(), int(at_step[2]))
+    if (at_step := split_step(source)) is not None:
+        return _of_run(RunDir(at_step[0]).require(), at_step[1])
     number = _step(place)
     if number is not None and place.resolve().parent.name == "checkpoints":
         return _of_run(RunDir(place.resolve().parent.parent).require(), number)

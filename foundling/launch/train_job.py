@@ -6,7 +6,6 @@ train/start_point.py.
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from foundling.runtime.console import say
 from foundling.runtime.exits import OUTCOMES
 from foundling.runtime.files import naming_full_disk
 from foundling.runtime.processes import die_with_parent
-from foundling.runtime.run_dir import RunDir
+from foundling.runtime.run_dir import RunDir, split_step
 
 FOREIGN = "TORCHELASTIC_RUN_ID"
 """Variable that torchrun sets in its ranks."""
@@ -127,14 +126,13 @@ class Branch:
 
 def branch_of(text: str) -> Branch:
     """RUN@STEP as it was typed; the checkpoint must be there."""
-    match = re.fullmatch(r"(.+)@(\d+)", text)
-    if not match:
+    if (found := split_step(text)) is None:
         raise ConfigError(f"--from {text} names no step; write RUN@STEP, such as runs/hamlet@1000.")
-    run = RunDir(match[1]).require()
+    run, step = RunDir(found[0]).require(), found[1]
     if not run.checkpoints.is_dir():  # kept elsewhere: the ranks will look
-        return Branch(run.path, int(match[2]))
+        return Branch(run.path, step)
     steps = sorted(int(p.name[5:]) for p in run.checkpoints.glob("step-*") if p.name[5:].isdigit())
-    if int(match[2]) not in steps:
+    if step not in steps:
         there = ", ".join(map(str, steps)) or "none"
-        raise RunError(f"{run.path} has no checkpoint of step {match[2]}; there are: {there}.")
-    return Branch(run.path, int(match[2]))
+        raise RunError(f"{run.path} has no checkpoint of step {step}; there are: {there}.")
+    return Branch(run.path, step)

@@ -3,6 +3,7 @@ disk."""
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
@@ -37,6 +38,12 @@ _OF_A_RUN = (
     *("oom-rank*.pickle", "wandb", "trash.json"),
 )
 """What else stands in a run directory; some of it before run.json, when a start was killed."""
+
+
+def split_step(text: str | Path) -> tuple[str, int] | None:
+    """Run and step of RUN@STEP; None of another text, and of a path that is there by that name."""
+    found = re.fullmatch(r"(.+)@(\d+)", str(text))
+    return (found[1], int(found[2])) if found and not Path(text).exists() else None
 
 
 class RunDir:

@@ -23,7 +23,7 @@ def train(config: RunConfig, run: RunDir) -> None:
     """Train until the horizon, from the last complete checkpoint if there is one."""
     with set_up(config, run) as t, manual_gc() as gc:
         t.evaluation.run_if_due(t.state)  # what was due at the checkpoint and cut off by a kill
-        while not t.stop.agreed() and (t.loader.has_step(t.state.step) or t.wait_for_data()):
+        while not t.stop.agreed() and (t.loader.has_step(t.state.step) or t.save_and_wait()):
             try:
                 for batches in t.loader.steps_from(t.state.step):
                     result = train_step(t.state, batches, t.step_options(), t.guard)

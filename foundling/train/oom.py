@@ -78,7 +78,7 @@ def snapshot_on_oom(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refuse_on_oom(train: TrainConfig) -> Iterator[None]:
+def refuse_on_oom(train: TrainConfig, remedy: str = "lower train.batch_size") -> Iterator[None]:
     """One sentence where not even the first step fits: started again, it would end the same."""
     try:
         yield
@@ -87,8 +87,8 @@ def refuse_on_oom(train: TrainConfig) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"a step of {train.batch_size} rows of {train.seq_len} tokens does not fit"
-            " into the device's memory; lower train.batch_size, set parallel.recompute, or see"
-            f" `foundling plan`{snapshot_note(error) or '.'}"
+            f" into the device's memory; {remedy}, set parallel.recompute, or see `foundling plan`"
+            f"{snapshot_note(error) or '.'}"
         ) from error
 
 

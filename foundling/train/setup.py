@@ -142,7 +142,7 @@ class Trainer:
             measure_update=is_small or (step + 1) % config.log.every == 0,
         )
 
-    def wait_for_data(self) -> bool:
+    def save_and_wait(self) -> bool:
         """Save and wait for shards where a followed build is used up; whether any came."""
         step = self.state.step
         if step >= self.loader.end:
@@ -209,7 +209,7 @@ def resolve_run(
     found = on_main(lambda: resolved.measured_on(machine))
     # A run that goes on has chosen nothing anew: only warnings are news.
     report_choices(found.reasons, lambda line: None if before else say(f"{'chosen':>12}  {line}"))
-    # Refuses what matters.
+    # Raises where a setting changed that a resume may not change.
     changes = allowed_changes(before, found.config, str(run.path)) if before else []
     barrier()  # every rank has looked before any writes
     return RunSpec(found.config, run, found.horizon, sizes, is_new, changes, found.reasons)

@@ -20,6 +20,7 @@ from foundling.checkpoint.manifest import (
     FileDigest,
     load_meta,
     read_manifest,
+    verify,
     write_manifest,
 )
 from foundling.checkpoint.reader import load_tensors
@@ -165,6 +166,8 @@ def expect_passed_over(kind: str, template: Path, folder: Path, chance: random.R
     shutil.copytree(template, folder)
     newest = folder / "step-00000002"
     DAMAGES[kind](newest, chance)
+    with pytest.raises(CheckpointError):  # no stray OSError
+        verify(newest)
     assert not VerifiedCache().is_whole(newest), f"{kind} was not noticed"
     wanted = content(2)
     into = {name: torch.full_like(tensor, 7) for name, tensor in wanted.items()}

@@ -72,10 +72,12 @@ class _Progress:
 
 
 def _prepared() -> list[str]:
-    """The command; data and the undisturbed run are made unless this commit has made them."""
+    """The command; data and the undisturbed run are made unless this commit has made them, for as
+    many kills."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     mark, text = WORK / "commit", WORK / "text"
-    if not mark.is_file() or mark.read_text() != commit.stdout:
+    wanted = f"{commit.stdout.strip()}, {KILLS} kills\n"  # another number, another list of orders
+    if not mark.is_file() or mark.read_text() != wanted:
         shutil.rmtree(WORK, ignore_errors=True)
         WORK.mkdir(parents=True)
         build_data(WORK)
@@ -84,7 +86,7 @@ def _prepared() -> list[str]:
         words[words.index(f"--{name}") + 1] = value
     if not mark.is_file():
         foundling(*words, "--run", str(WORK / "whole"))
-        mark.write_text(commit.stdout)
+        mark.write_text(wanted)
     return words
 
 

@@ -187,16 +187,14 @@ def run_one(case: Case, rehearsal: bool) -> Line:
     return line
 
 
-def predict(config: Any, rehearsal: bool) -> Line | None:
-    """What the plan says; None where this version cannot say it."""
-    try:
-        from foundling.plan.hardware import find_gpu
-        from foundling.plan.layout import lay_out
-        from foundling.plan.memory import plan_memory
-        from foundling.plan.speed import plan_speed
-        from foundling.plan.workload import work_of
-    except ImportError:
-        return None
+def predict(config: Any, rehearsal: bool) -> Line:
+    """What the plan says."""
+    from foundling.plan.hardware import find_gpu
+    from foundling.plan.layout import lay_out
+    from foundling.plan.memory import plan_memory
+    from foundling.plan.speed import plan_speed
+    from foundling.plan.workload import work_of
+
     gpu = find_gpu("cpu" if rehearsal else _gpu_name())
     work = work_of(config, lay_out(config.parallel, 1), gpu)
     memory, speed = plan_memory(work, gpu), plan_speed(work, gpu)
@@ -232,7 +230,7 @@ def summarise(lines: Iterable[Line]) -> None:
     errors: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         print(_told(line))
-        if line.get("predicted") and line.get("measured"):
+        if line.get("measured"):
             errors.setdefault(line["role"], []).append(_errors(line))
     for role, pairs in sorted(errors.items()):
         for index, what in enumerate(("peak memory", "step time")):
@@ -256,9 +254,7 @@ def _told(line: Line) -> str:
     if measured is None:
         return f"{head} out of memory"
     told = f"{head} {measured['peak_bytes'] / 2**30:8.2f} GiB {measured['step_s'] * 1e3:9.1f} ms"
-    if line["predicted"]:
-        told += " predicted {:+.1%} {:+.1%}".format(*_errors(line))
-    return told
+    return told + " predicted {:+.1%} {:+.1%}".format(*_errors(line))
 
 
 def _gpu_name() -> str:

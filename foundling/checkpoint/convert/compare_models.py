@@ -331,6 +331,8 @@ class Comparison:
     source_through: str
     result_through: str
     """Whose code ran the source and the result."""
+    seconds: float = 0.0
+    """What running the source and comparing took, the imports of that code with it."""
 
     @property
     def agrees(self) -> bool:

@@ -7,7 +7,9 @@ import contextlib
 import glob
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from foundling.checkpoint.convert.compare_models import LIMIT, Comparison, Expected, Tell, compare
@@ -86,13 +88,17 @@ def _write(plan: ConvertPlan, target: Path, to: Kind, tell: Tell) -> Comparison:
         to_params(source.model)  # refuses what Meta's code cannot express
     with _temporary(target, is_file=to == "torch") as working:
         try:
+            began = time.perf_counter()
             expected = Expected(plan)  # first: a source that cannot be run costs no disk
+            prepared_s = time.perf_counter() - began
             WRITERS[to](working, plan)
             try:
                 result = READERS[to](working)
             except UserError as error:
                 raise CheckpointError(f"the result cannot be read back: {error}") from None
+            began = time.perf_counter()
             found = compare(plan, result, tell, expected)
+            found = replace(found, seconds=prepared_s + time.perf_counter() - began)
             if working.is_dir():
                 fsync_dir(working)
         except OSError as error:

@@ -11,9 +11,10 @@ foundling.json, Meta's params.json or Hugging Face's config.json, there or one f
 owner names one.
 """
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ class DcpTensors:
         from foundling.checkpoint.reader import plain_archive, read_tensors  # DCP is slow to import
 
         spec, chunks = self.specs[name], self._index.tensors[name].chunks
-        try:
+        with self._told():
             if len(chunks) == 1:  # whole in one place: DCP would hold it twice
                 spot = self._index.spots[name, chunks[0].offsets]
                 with (self._folder / spot.file).open("rb") as file:
@@ -77,11 +78,28 @@ class DcpTensors:
                     return plain
             tensor = torch.empty(spec.shape, dtype=spec.dtype)
             read_tensors(self._folder, self._index, {name: tensor})
+            return tensor
+
+    def fill(self, into: Mapping[str, Tensor]) -> None:
+        """Tensors in place; those in pieces together, which opens each file once and not once for
+        each tensor."""
+        from foundling.checkpoint.reader import read_tensors
+
+        split = {n: t for n, t in into.items() if len(self._index.tensors[n].chunks) > 1}
+        if split:
+            with self._told():
+                read_tensors(self._folder, self._index, split)
+        for name in into.keys() - split.keys():
+            into[name].copy_(self.read(name))
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             raise CheckpointError(
                 f"{self._folder} could not be read: {' '.join(str(error).split())}."
             ) from error
-        return tensor
 
 
 def dcp_folder(path: Path) -> Path | None:
@@ -101,7 +119,8 @@ def write_dcp(
 
     planner = writer.Planner()
     empty = {n: torch.empty(s.shape, dtype=s.dtype, device="meta") for n, s in specs.items()}
-    share = planner.agree(planner.look(empty), None)
+    planner.agree(planner.look(empty), None)
+    share = planner.agreed
     assert share.index is not None
 
     def piece(item: "WriteItem") -> Tensor:
@@ -159,6 +178,7 @@ def _source(run: RunDir, checkpoint: Folder) -> ModelSource:
         tokenizer_folder=tokenizer_folder(run.tokenizer),
         step=read_manifest(checkpoint).step,
         trained_len=config.train.seq_len,
+        is_chat=bool(run.read_info().get("chat")),
         positions=positions,
         generation=generation,
         meta=load_meta(checkpoint),
@@ -195,20 +215,16 @@ def write_native(folder: Path, plan: ConvertPlan) -> None:
     digests = {**written, META: write_durably(step / META, content.encode())}
     write_manifest(step, CheckpointManifest(source.step, digests))
     copy_tokenizer(source, run.tokenizer)
-    config, is_chat = (
-        RunConfig(model=source.model, train=TrainConfig(seq_len=source.context)),
-        False,
-    )
+    config = RunConfig(model=source.model, train=TrainConfig(seq_len=source.context))
     if source.kind == "native":
         config = load_run_config(RunDir(source.path).config_path)
-        is_chat = bool(RunDir(source.path).read_info().get("chat"))
     # Wherever the source keeps its checkpoints: the result's lies in the result.
     config = config.replace(checkpoint={"folder": ""})
     write_text_atomic(run.config_path, dump_yaml(config))
-    run.write_info(_info(source, is_chat))
+    run.write_info(_info(source))
 
 
-def _info(source: ModelSource, is_chat: bool) -> dict[str, Any]:
+def _info(source: ModelSource) -> dict[str, Any]:
     is_ours = source.kind == "native"
     origin = {
         "kind": source.kind,
@@ -217,7 +233,7 @@ def _info(source: ModelSource, is_chat: bool) -> dict[str, Any]:
         "generation": source.generation,
     }
     return {
-        "chat": is_chat,
+        "chat": source.is_chat,
         "status": CONVERTED,
         "parent": {"path": str(source.path), "step": source.step} if is_ours else None,
         "created": time.time(),

@@ -7,7 +7,6 @@ params.json with consolidated.*.pth          Meta
 a file                                       torch.save, or one .safetensors of a folder
 """
 
-import re
 from pathlib import Path
 
 from foundling.checkpoint import folders
@@ -21,12 +20,13 @@ from foundling.checkpoint.convert.model_source import (
 from foundling.checkpoint.convert.torch_model import open_tensors, open_torch
 from foundling.config.errors import CheckpointError, RunError
 from foundling.runtime.files import contents_at
+from foundling.runtime.run_dir import split_step
 
 
 def kind_of(path: str | Path) -> Kind:
     """Which kind of model a path is; what is none counts as native, whose errors say more."""
     place = Path(path)
-    if re.fullmatch(r"(.+)@(\d+)", str(path)) and not place.exists():
+    if split_step(path) is not None:
         return "native"
     if place.is_file() and place.suffix == ".safetensors":
         return "hf"

@@ -66,6 +66,8 @@ class ModelSource:
     step: int = 0
     trained_len: int = 0
     """Tokens of a row in the run that it comes from; 0 for a model from elsewhere."""
+    is_chat: bool = False
+    """Whether that run trained on conversations."""
     positions: int = 0
     """Longest context that its config states; 0: it states none."""
     generation: dict[str, Any] = field(default_factory=dict)

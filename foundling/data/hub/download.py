@@ -6,18 +6,16 @@ a plain download with their checksum.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
+import os
 import random
 import re
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, cast
@@ -26,7 +24,7 @@ from urllib.parse import quote
 from foundling.config.errors import DataError
 from foundling.data.hub.recipes import HubUri
 from foundling.runtime.console import console, warn
-from foundling.runtime.files import write_text_atomic
+from foundling.runtime.files import DISK_FULL, write_text_atomic
 
 TRIES = 5
 """Of one request or file, each with the tries that huggingface_hub makes by itself."""
@@ -34,13 +32,12 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 LONGEST_ASKED_S = 3600.0
 """A server that asks for more than this is not waited for."""
-PARALLEL = 8
-"""Files on their way at once; a single connection seldom fills a line."""
 _WORTH_SAYING = 200_000_000
 """A build that waits for a larger file says what it waits for."""
 _AS_IT_IS = {"Accept-Encoding": "identity"}
 """A compressed body has other lengths and offsets than the file."""
-_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_ABANDONED_S = 86_400.0
+"""A part of a file that has not grown for so long belongs to a killed download."""
 
 Progress = Callable[[int], None]
 """Called with bytes that arrived (negative when some have to be fetched again)."""
@@ -81,7 +78,7 @@ def is_transient(error: BaseException) -> bool:
         return False
     status = status_of(error)
     if status == 0:
-        return getattr(error, "errno", None) not in _CANNOT_WRITE
+        return getattr(error, "errno", None) not in DISK_FULL
     return status in (408, 425, 429) or status >= 500
 
 
@@ -118,7 +115,7 @@ def explain(error: BaseException, what: str, page: str) -> DataError:
         return NotThere(f"{what} is not at {page}; check the name.")
     if isinstance(error, errors.OfflineModeIsEnabled):
         return DataError(f"{what} is not here and HF_HUB_OFFLINE is set; unset it to fetch.")
-    if getattr(error, "errno", None) in _CANNOT_WRITE:
+    if getattr(error, "errno", None) in DISK_FULL:
         return DataError(
             f"{what} cannot be written ({cast(OSError, error).strerror}); make room, or set"
             " HF_HUB_CACHE (with --stream: TMPDIR) to a larger disk."
@@ -256,7 +253,14 @@ def download(
         if size is None or have < size:
             out.seek(have)
             asked = {**(headers or {}), **_AS_IT_IS}
-            http_get(url, out, resume_size=have, headers=asked, tqdm_class=_progress_bar(quiet))
+            try:
+                http_get(url, out, resume_size=have, headers=asked, tqdm_class=_progress_bar(quiet))
+            except network_errors() as error:
+                if status_of(error) != 416:
+                    raise
+                # A body without a length was cut at its very end, or is another one by now.
+                out.truncate(0)
+                raise OSError("nothing behind what has arrived") from None
         if size is not None and out.seek(0, 2) != size:
             raise OSError(f"{out.tell():,} of {size:,} bytes")
 
@@ -420,7 +424,7 @@ def _keep(note: Path, text: str) -> None:
             write_text_atomic(note, text)
 
 
-# Files of the hub, here: parallel, compared with their checksum, kept in its cache.
+# Files of the hub, here: compared with their checksum, kept in its cache.
 #
 # A file is used only after its content was hashed: sha256 for large files, git's sha1 for small
 # ones, both as the hub lists them. A body that arrives damaged is fetched once more and then
@@ -435,21 +439,21 @@ def fetch(repo: Repo, file: RemoteFile, *, remedy: str = "", progress: Progress 
     what, home = f"{file.path} of {repo.name}", repo.home
     places = here(repo, file)
     good = [place for place in places if _is_right(repo, place, file)]
-    if good and (offline() or good[0].parent != home / "blobs"):  # else its name is to be made
+    if good:
         progress(file.size)
-        return good[0]
+        return _named(repo, file, good[0], places)
     if offline():
         state = f"damaged in {home}" if places else "not here"
         raise DataError(
             f"{what} is {state} and HF_HUB_OFFLINE is set; run `{remedy}` where there is network,"
             " with this cache."
         )
-    if not good:
-        home.mkdir(parents=True, exist_ok=True)
-        check_room(home, file.size, what)
-        if progress is quiet and file.size > _WORTH_SAYING:
-            console(stderr=True).print(f"fetching {what}, {file.size / 1e9:.1f} GB")
-    for again in (bool(places) and not good, True):
+    home.mkdir(parents=True, exist_ok=True)
+    _drop_abandoned(home, file)
+    check_room(home, file.size, what)
+    if progress is quiet and file.size > _WORTH_SAYING:
+        console(stderr=True).print(f"fetching {what}, {file.size / 1e9:.1f} GB")
+    for again in (bool(places), True):
         path = _transfer(repo, file, what, again, progress)
         if _is_right(repo, path, file):
             return path
@@ -457,6 +461,30 @@ def fetch(repo: Repo, file: RemoteFile, *, remedy: str = "", progress: Progress 
     path.resolve().unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     raise _damaged(what, file)
+
+
+def _named(repo: Repo, file: RemoteFile, good: Path, places: Sequence[Path]) -> Path:
+    """The content by the file's name at this commit, as the library would link it; by its checksum
+    where the cache cannot be written. Nothing is asked of the network."""
+    name = repo.home / "snapshots" / repo.commit / file.path
+    if good == name:
+        return good
+    try:
+        if name in places:  # and damaged
+            name.unlink()
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.symlink_to(os.path.relpath(good, name.parent))
+    except OSError:  # or another process was quicker
+        return good
+    return name
+
+
+def _drop_abandoned(home: Path, file: RemoteFile) -> None:
+    """Remove what downloads of this file left that were killed: the library begins a new one."""
+    for part in (home / "blobs").glob(f"{file.checksum}.*incomplete"):
+        with contextlib.suppress(OSError):
+            if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                part.unlink()
 
 
 def _transfer(repo: Repo, file: RemoteFile, what: str, again: bool, progress: Progress) -> Path:
@@ -485,6 +513,14 @@ def _transfer(repo: Repo, file: RemoteFile, what: str, again: bool, progress: Pr
             )
         except (LocalEntryNotFoundError, ValueError) as error:  # around what really happened
             raise error.__cause__ or DataError(f"{what} cannot be fetched: {error}") from None
+        except RuntimeError as error:  # Xet's, for damage, a broken task and much else
+            raise OSError(brief(error)) from error
+        except PermissionError as error:
+            if error.filename is None:  # Xet's, for a signed address that has expired
+                raise OSError(brief(error)) from error
+            raise DataError(
+                f"{error.filename} may not be written; set HF_HUB_CACHE to a folder of yours."
+            ) from None
 
     path = insist(attempt, what, repo.page, reached=lambda: arrived, progress=progress)
     progress(file.size - arrived)
@@ -523,35 +559,6 @@ def _damaged(what: str, file: RemoteFile) -> DataError:
     )
 
 
-def fetch_all(
-    repo: Repo,
-    files: Sequence[RemoteFile],
-    *,
-    workers: int = PARALLEL,
-    progress: Progress = quiet,
-) -> list[Path]:
-    """Many files at once, in the given order; the first failure stops the others."""
-    stopped = threading.Event()
-
-    def count(arrived: int) -> None:
-        if stopped.is_set():
-            raise _Stopped
-        progress(arrived)
-
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            waiting = [pool.submit(fetch, repo, file, progress=count) for file in files]
-            return [future.result() for future in waiting]
-        except BaseException:
-            stopped.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-class _Stopped(BaseException):
-    """Another download failed; no error of its own, so nothing may take it for a bad network."""
-
-
 def checksum_of(stream: BinaryIO, file: RemoteFile) -> str:
     """The content's checksum, of the kind that the hub lists for this file."""
     digest = hashlib.sha256()
@@ -570,11 +577,8 @@ def here(repo: Repo, file: RemoteFile) -> list[Path]:
 
 
 def _is_right(repo: Repo, path: Path, file: RemoteFile) -> bool:
-    """Whether a file has the listed content: hashed once, and again when it was touched.
-
-    Pieces of one file are read by many processes; each of them hashing it would cost more than a
-    tenth of a build.
-    """
+    """Whether a file has the listed content: hashed once, and again when it was touched. Each of
+    the many processes that read pieces of it would hash it, over a tenth of a build."""
     note = repo.home / "foundling" / "checked" / file.checksum
     try:
         stat = path.stat()

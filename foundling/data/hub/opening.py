@@ -2,18 +2,19 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foundling.config.errors import ConfigError, DataError
 from foundling.data.hub.download import (
-    PARALLEL,
     Progress,
     RemoteFile,
     Repo,
     check_room,
-    fetch_all,
+    fetch,
     here,
     offline,
     pin,
@@ -25,6 +26,9 @@ from foundling.data.hub.splits import choose
 from foundling.data.hub.stack import StackSource
 from foundling.data.readers.file_formats import form_of
 from foundling.data.readers.source import ReadOptions, Source
+
+PARALLEL = 8
+"""Files on their way at once; a single connection seldom fills a line."""
 
 
 def readable(name: str) -> bool:
@@ -169,6 +173,35 @@ def fetch_ahead(plan: Ahead, *, workers: int = PARALLEL, progress: Progress = qu
         check_room(home, sum(missing), plan.spec)
     fetch_all(plan.repo, plan.files, workers=workers, progress=progress)
     return home
+
+
+def fetch_all(
+    repo: Repo,
+    files: Sequence[RemoteFile],
+    *,
+    workers: int = PARALLEL,
+    progress: Progress = quiet,
+) -> list[Path]:
+    """Many files at once, in the given order; the first failure stops the others."""
+    stopped = threading.Event()
+
+    def count(arrived: int) -> None:
+        if stopped.is_set():
+            raise _Stopped
+        progress(arrived)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            waiting = [pool.submit(fetch, repo, file, progress=count) for file in files]
+            return [future.result() for future in waiting]
+        except BaseException:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+class _Stopped(BaseException):
+    """Another download failed; no error of its own, so nothing may take it for a bad network."""
 
 
 def fetch_blobs(

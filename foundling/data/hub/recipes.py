@@ -24,7 +24,8 @@ def is_remote(spec: str) -> bool:
 
 PREFIX = "hf://"
 FORM = "hf://datasets/OWNER/NAME[@config][:split][#revision]"
-_WORD = re.compile(r"[\w][\w.-]*")
+_WORD = re.compile(r"(?!.*(--|\.\.))\w([\w.-]{0,94}\w)?(?<!\.git)")
+"""What the hub accepts; its library refuses another with an error of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

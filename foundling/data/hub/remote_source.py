@@ -252,17 +252,33 @@ class RemoteSource:
 _BLOCK = 1 << 20
 
 
-def _ranged(file: Elsewhere, url: str, size: int, page: str) -> BinaryIO:
-    """A file by its ranges; all of it where the server knows none."""
+def _ranged(file: Elsewhere, url: str, size: int | None, page: str) -> BinaryIO:
+    """A file by its ranges; all of it where the server knows none or no length."""
     from fsspec.spec import AbstractBufferedFile
 
-    class Ranged(AbstractBufferedFile):  # type: ignore[misc]
-        def _fetch_range(self, start: int, stop: int) -> bytes:
-            return _byte_range(file, url, start, stop, page)
-
-    if not _byte_range(file, url, 0, min(size, _BLOCK), page):
+    if not size:
         return file.open()
-    return cast(BinaryIO, io.BufferedReader(Ranged(None, url, size=size, block_size=_BLOCK)))
+    last: int = size
+
+    class Ranged(AbstractBufferedFile):  # type: ignore[misc]
+        @cached_property
+        def whole(self) -> BinaryIO:
+            return file.open()
+
+        def _fetch_range(self, start: int, stop: int) -> bytes:
+            if part := _byte_range(file, url, start, min(stop, last), page):
+                return part
+            self.whole.seek(start)
+            return self.whole.read(stop - start)
+
+        def close(self) -> None:
+            if "whole" in vars(self):
+                self.whole.close()
+            super().close()
+
+    # Aligned blocks: looking again at the same place finds them remembered.
+    ranged = Ranged(None, url, size=size, block_size=_BLOCK, cache_type="blockcache")
+    return cast(BinaryIO, io.BufferedReader(ranged))
 
 
 @functools.lru_cache(maxsize=16)
@@ -308,8 +324,6 @@ class AddressFile(Elsewhere):
         if not _is_web(self.url):
             store, path = _store(self.url)
             return cast(BinaryIO, store.open(path, "rb"))
-        if not self.size:
-            return self.open()
         return _ranged(self, self.url, self.size, self.url)
 
     def _fill(self, out: BinaryIO) -> None:

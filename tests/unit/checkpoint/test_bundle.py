@@ -98,6 +98,16 @@ def test_a_wrong_path_is_one_sentence(run: Path, name: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_without_its_tokenizer_says_where_that_belongs(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "tokenizer" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=f"put its tokenizer.json into {copy}/tokenizer to"):
+        load_bundle(copy)
+    (tmp_path / "tokenizer.json").rename(copy / "tokenizer" / "tokenizer.json")
+    assert load_bundle(copy).step == 10
+
+
 def test_a_run_without_a_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     RunDir(tmp_path / "new").write_info({"chat": False})
     with pytest.raises(CheckpointError, match="no whole checkpoint yet; train it first"):

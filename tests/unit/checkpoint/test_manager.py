@@ -263,6 +263,24 @@ def test_large_states_are_cut_into_files(home: Path, monkeypatch: pytest.MonkeyP
     assert same_bits(into, tensors)
 
 
+def test_what_a_resume_has_read_is_not_hashed_for_the_keeping_rules(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make(home, keep=2) as saver:
+        for step in (1, 2):
+            saver.save(step, sample(step), {}, wait=True)
+    hashed: list[str] = []
+    plain = manifest._sha256
+    monkeypatch.setattr(manifest, "_sha256", lambda path: hashed.append(str(path)) or plain(path))
+    with make(home, keep=2) as saver:
+        assert saver.latest() == home / "step-00000002"
+        assert [name for name in hashed if "step-00000002" in name]
+        hashed.clear()
+        saver.save(3, sample(3), {}, wait=True)
+        assert not [name for name in hashed if "step-00000002" in name]
+    assert [path.name for path in sorted(home.iterdir())] == ["step-00000002", "step-00000003"]
+
+
 def test_keeping_rules_do_not_hash_what_was_verified_when_written(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

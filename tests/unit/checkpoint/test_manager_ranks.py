@@ -8,6 +8,7 @@ import pytest
 import torch
 from rank_jobs import JOBS, WHOLE
 
+from foundling.checkpoint.convert.dcp import DcpTensors
 from foundling.checkpoint.manifest import load_meta, verify
 from foundling.checkpoint.reader import load_tensors
 from foundling.checkpoint.retention import latest
@@ -46,6 +47,27 @@ def test_one_process_loads_what_two_ranks_wrote(
     load_tensors(path, into)
     assert all(torch.equal(into[name], whole * 2) for name, (whole, _) in WHOLE.items())
     assert load_meta(path) == {"step": 2}
+
+
+def test_tensors_in_pieces_are_filled_by_opening_each_file_once(
+    answers: tuple[Path, dict[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = answers[0] / "run" / "checkpoints" / "step-00000002"
+    stored = DcpTensors(path, foreign=False)
+    names = ("model.uneven", "model.wide", "model.few")
+    into = {name: torch.zeros_like(WHOLE[name][0]) for name in names}
+    opened: list[str] = []
+    plain = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda self, *a, **k: opened.append(self.name) or plain(self, *a, **k)
+    )
+    stored.fill(into)
+    assert sorted(opened) == ["__0_0.distcp", "__1_0.distcp"]
+    assert all(torch.equal(into[name], WHOLE[name][0] * 2) for name in names)
+    opened.clear()
+    both = {name: torch.zeros_like(whole) for name, (whole, _) in WHOLE.items()}
+    stored.fill(both)
+    assert all(torch.equal(both[name], whole * 2) for name, (whole, _) in WHOLE.items())
 
 
 def test_a_plain_save_of_two_ranks_is_whole_or_nothing(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from foundling.config.errors import ConfigError
 from foundling.config.load import load_config
 from foundling.doctor import gpu_checks
 from foundling.doctor.checks import (
@@ -33,6 +34,7 @@ from foundling.doctor.network import (
     list_interfaces,
     ways,
 )
+from foundling.model.kernels.attention_backends import KERNELS
 from foundling.plan.hardware import Ceilings, MatmulRate, save_ceilings
 from foundling.runtime.processes import ChildResult, run_ranks
 from foundling.runtime.versions import own_versions
@@ -214,6 +216,35 @@ class TestKernels:
             "fused AdamW on cpu",
         ]
         assert len(lines) == 2
+
+    def test_each_attention_kernel_is_launched_by_itself(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        target = load_config("hamlet", {"train.seq_len": "16", "train.batch_size": "1"})
+
+        kernels = {name: KERNELS[name] for name in ("math", "torch")}
+        monkeypatch.setattr(gpu_checks, "KERNELS", kernels)
+        said: list[str] = []
+        notes = Notes(DoctorRequest(skip=("kernels: attention by torch",)), said.append, "kernels")
+        gpu_checks._launch_attention(target, torch.device("cpu"), torch.float32, notes)
+        assert read_notes("\n".join(said))[0] == [
+            "kernels: attention by math",
+            "kernels: attention by math, masked",
+            "kernels: attention by torch, masked",
+        ]
+
+    def test_a_kernel_that_was_named_and_does_not_work_is_one_line(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise ConfigError("flash4 was named and is not here.")
+
+        monkeypatch.setattr(gpu_checks, "choose_attention_kernels", refuse)
+        skipped = ("kernels: matmul", "kernels: compiled block")
+        notes = Notes(DoctorRequest(skip=skipped), lambda _: None, "kernels")
+        first, second = gpu_checks.check_kernels(DoctorRequest(device="cpu"), notes)
+        assert (first.level, first.text) == ("fail", "flash4 was named and is not here.")
+        assert "fused AdamW" in second.text
 
     def test_the_trainers_own_choice_is_told_and_a_fallback_is_a_warning(
         self, monkeypatch: pytest.MonkeyPatch

@@ -1,18 +1,22 @@
 """Downloads over real sockets from a server that misbehaves: every byte right, or a sentence."""
 
+import errno
 import multiprocessing
 import os
 import random
 import signal
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_server import HubServer, git_sha1
 
 from foundling.config.errors import DataError
 from foundling.data.hub import download
-from foundling.data.hub.download import RemoteFile, Repo, fetch, fetch_all, pin, spool
+from foundling.data.hub.download import RemoteFile, Repo, fetch, pin, spool
+from foundling.data.hub.opening import fetch_all
 from foundling.data.hub.recipes import HubUri, parse_uri
 
 BODY = random.Random(1).randbytes(3_000_000)
@@ -255,6 +259,107 @@ def test_a_full_disk_is_said_before_the_download(
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(DataError, match=r"needs 0\.0 GB .* make room"):
         fetch(repo, file)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """Errors that the library's downloads end in, one after another, before one succeeds."""
+    import huggingface_hub
+
+    real, errors = huggingface_hub.hf_hub_download, list[Exception]()
+
+    def download_or_fail(*words: Any, **settings: Any) -> str:
+        if errors:
+            raise errors.pop(0)
+        return str(real(*words, **settings))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download_or_fail)
+    return errors
+
+
+def test_what_xet_raises_is_tried_again(server: HubServer, library: list[Exception]) -> None:
+    """Plain RuntimeErrors, and a PermissionError for a signed address that has expired."""
+    repo, file = listed("big.bin")
+    library += [RuntimeError("Data integrity error"), PermissionError("403 of https://x/?sig=1")]
+    assert fetch(repo, file).read_bytes() == BODY
+    (repo.home / "blobs" / file.checksum).unlink()
+    library += [RuntimeError("a task of Xet failed")] * 3
+    with pytest.raises(DataError, match=r"in 3 tries \(last: a task of Xet failed\)"):
+        fetch(repo, file)
+
+
+def test_a_cache_of_somebody_else_is_named(server: HubServer, library: list[Exception]) -> None:
+    repo, file = listed("big.bin")
+    library.append(PermissionError(errno.EACCES, "Permission denied", "/shared/.locks/a.lock"))
+    with pytest.raises(DataError, match=r"^/shared/\.locks/a\.lock may not be written; set HF_HUB"):
+        fetch(repo, file)
+
+
+def test_a_file_too_large_for_its_disk_is_not_tried_again(
+    server: HubServer, library: list[Exception]
+) -> None:
+    repo, file = listed("big.bin")
+    library += [OSError(errno.EFBIG, "File too large")] * 3
+    with pytest.raises(DataError, match=r"cannot be written \(File too large\)"):
+        fetch(repo, file)
+    assert len(library) == 2
+
+
+def test_content_that_another_commit_brought_needs_no_network(server: HubServer) -> None:
+    repo, file = listed("big.bin")
+    fetch(repo, file)
+    server.add("datasets/someone/things", {"big.bin": BODY, "README.md": b"# More things"})
+    newer, same = listed("big.bin")
+    assert newer.commit != repo.commit
+    asked = len(server.requests)
+    path = fetch(newer, same)
+    assert path == newer.home / "snapshots" / newer.commit / "big.bin"
+    assert path.read_bytes() == BODY
+    assert len(server.requests) == asked
+    path.unlink()
+    path.write_bytes(b"damaged")
+    assert fetch(newer, same).read_bytes() == BODY
+    assert len(server.requests) == asked
+
+
+def test_content_in_a_cache_that_cannot_be_written_is_used(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo, file = listed("big.bin")
+    path = fetch(repo, file)
+    path.unlink()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    assert fetch(repo, file) == repo.home / "blobs" / file.checksum
+
+
+def test_what_a_killed_download_left_goes_after_a_day(server: HubServer) -> None:
+    repo, file = listed("big.bin")
+    blobs = repo.home / "blobs"
+    blobs.mkdir(parents=True)
+    old, new = (blobs / f"{file.checksum}.{name}.incomplete" for name in ("aaaa", "bbbb"))
+    for part in (old, new):
+        part.write_bytes(b"half")
+    other = blobs / f"{'0' * 64}.cccc.incomplete"
+    other.write_bytes(b"half of another")
+    os.utime(old, (1, 1))
+    fetch(repo, file)
+    assert (old.exists(), new.exists(), other.exists()) == (False, True, True)
+
+
+def test_a_body_without_a_length_that_is_cut_at_its_end_begins_again(server: HubServer) -> None:
+    server.plain["text.jsonl"] = BODY
+    with tempfile.TemporaryFile() as out:
+        out.write(BODY)
+        download.download(f"{server.url}/text.jsonl", out, None, "text", server.url)
+        out.seek(0)
+        assert out.read() == BODY
+    statuses = [request.status for request in server.asked("text.jsonl")]
+    assert statuses[0] == 416
+    assert statuses[-1] == 200
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def test_an_address_is_read_and_written(text: str, again: str | None) -> None:
         "hf://datasets/o/",
         "hf://datasets/o/n@main/x.parquet",
         "hf://o/n:t",
+        "hf://datasets/o/n.",
+        "hf://datasets/o-/n",
+        "hf://datasets/o--p/n",
+        "hf://datasets/o/n..m",
+        "hf://datasets/o/n.git",
+        f"hf://datasets/o/{'n' * 97}",
     ],
 )
 def test_an_address_that_is_none_is_refused_with_the_form(text: str) -> None:
@@ -326,3 +333,22 @@ def test_a_build_is_the_same_kept_or_streamed(
             assert kept[0] == "0.parquet"
             assert len(kept) < 6, "no more is fetched than the budget needs"
     assert sums[0] == sums[1]
+
+
+def test_looking_into_a_file_asks_for_each_part_once(server: HubServer) -> None:
+    """Of a table the block of its footer, of lines the first block."""
+    rows = [{"text": random.Random(n).randbytes(5000).hex()} for n in range(400)]
+    server.add("datasets/o/n", {"a.jsonl": jsonl(rows), "b.parquet": parquet(rows, group=50)})
+    for name, parts in (("a.jsonl", 1), ("b.parquet", 1)):
+        before = len(server.asked("/cdn/"))
+        source = open_remote(f"hf://datasets/o/n/{name}", ReadOptions())
+        assert source.kind == "text"
+        next(iter(source.pieces()))
+        asked = [request.range for request in server.asked("/cdn/")[before:]]
+        assert len(asked) == len(set(asked)) == parts, asked
+
+
+def test_a_file_without_a_byte_is_not_asked_for_a_range(server: HubServer) -> None:
+    server.add("datasets/o/n", {"a.jsonl": b"", "b.jsonl": jsonl(texts(0, 3))})
+    assert len(list(open_remote("hf://datasets/o/n", ReadOptions()))) == 3
+    assert not [one for one in server.asked("a.jsonl") if one.range]
