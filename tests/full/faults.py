@@ -65,8 +65,8 @@ FAULTS = (
         "a finished run is trained again",
         "promise 7: nothing is lost by a slip",
         "foundling/plan/resolve.py",
-        'directory.read_info()["status"] == "finished"',
-        'directory.read_info()["status"] == "never"',
+        '(info := directory.read_info())["status"] == "finished"',
+        '(info := directory.read_info())["status"] == "never"',
         LOOP,
     ),
     Fault(

@@ -8,7 +8,7 @@ from rich.console import Console
 from foundling.cli import options
 from foundling.cli.main import VERBS, run_verb
 from foundling.cli.parser import parse
-from foundling.config.load import settings_help
+from foundling.config.load import _first_clause, settings_help
 from foundling.runtime import console
 
 OPTIONAL = [
@@ -44,7 +44,9 @@ def test_the_help_of_a_family_has_one_empty_line_between_its_parts(
 def test_the_short_help_says_what_zero_and_empty_mean() -> None:
     text = " ".join(settings_help("foundling train").split())
     assert "all processes; 0 means one micro-step of each process (default: 0)" in text
-    assert "merges.txt); empty: the one that the data were built with" in text
+    assert "0 takes the tokenizer's size when training starts (default: 0)" in text
+    first = _first_clause("A folder. Of files; empty: the data's own; 3: none.", "")
+    assert first == "A folder; empty: the data's own"
     assert "0 switches them off" not in text, "eval.every is 200 by default"
 
 

@@ -110,16 +110,13 @@ def test_other_mathematics_is_refused_by_name(
     tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = stopped(tiny, tmp_path / "run", monkeypatch)
+    longer = tiny.replace(train={"horizon": 9})
     for changed, named in [
         (tiny.replace(optim={"lr": 0.5}), r"optim\.lr"),
         (tiny.replace(train={"seed": 9}), r"train\.seed"),
         (tiny.replace(train={"batch_size": 2}), r"train\.global_batch_tokens"),
         (tiny.replace(model={"layers": 1}), r"model\.layers"),
-        (
-            tiny.replace(train={"horizon": 9}),
-            r"go on with another train\.horizon \('8 steps', now '9",
-        ),
-        (tiny.replace(train={"horizon": 9}), r"/run@STEP --train\.horizon '9 steps' --run NEW\.$"),
+        (longer, r"another train\.horizon \('8 steps', now '9 steps'\); .*/run@STEP --train\.hor"),
     ]:
         with pytest.raises(RunError, match=named):
             train(changed, run)
