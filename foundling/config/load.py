@@ -272,7 +272,7 @@ def dev_config(config: RunConfig, steps: int) -> tuple[RunConfig, str]:
 
 
 def dump_yaml(config: RunConfig) -> str:
-    """The config as YAML that `resolve` reads back to an equal one."""
+    """The config as YAML that `load_config` reads back to an equal one."""
     tree = {"schema": CONFIG_SCHEMA, **config.model_dump(mode="json")}
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
 
