@@ -11,10 +11,10 @@ import pytest
 from tests.structure import shape
 
 LIMITS = {
-    "lines": 69_700,
+    "lines": 66_300,
     "files": 294,
-    "logical statements": 37_050,
-    "public names": 3_790,
+    "logical statements": 34_950,
+    "public names": 3_620,
     "modules in the fullest folder": 14,
     "folders of fewer than 3 modules": 0,
     "files under 60 lines": 6,
@@ -23,7 +23,7 @@ LIMITS = {
     "verbs": 31,
     "settings": 97,
     "modules that take the whole RunConfig outside its rooms": 0,
-    "private names of other packages": 40,
+    "private names of other packages": 37,
     "__init__ files that import": 0,
     "first docstring lines of four words or fewer": 0,
     "pairs of siblings that import each other": 0,
