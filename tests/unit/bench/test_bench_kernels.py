@@ -237,7 +237,7 @@ def test_a_bench_that_runs_out_of_memory_names_its_snapshot(
     monkeypatch.setenv("FOUNDLING_HOME", str(tmp_path))
     monkeypatch.setattr(f"{bench.__module__}.StepRunner", too_much)
     given = [tmp_path / "trace.json"] if bench is bench_profile else []
-    with pytest.raises(RunError, match=r"lower train\.batch_size.*oom-rank0\.pickle"):
+    with pytest.raises(RunError, match=r"give a smaller --batch.*oom-rank0\.pickle"):
         bench(small, *given)
 
 

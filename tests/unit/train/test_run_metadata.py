@@ -1,5 +1,6 @@
 """What is predict_run, and the sentence when a run does not keep to it."""
 
+import re
 import statistics
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from run_tools import train_until
 
 from foundling.config.load import load_config
 from foundling.config.run import RunConfig
-from foundling.plan.forecast import predict_run
+from foundling.plan.forecast import FIGURES, predict_run
 from foundling.plan.horizon import plan_horizon
 from foundling.runtime import console
 from foundling.runtime.run_dir import RunDir, read_lines
@@ -78,11 +79,13 @@ def test_what_is_no_step_is_told_beside_the_steps(
     said = capsys.readouterr().out
     plan, lines = run.read_info()["plan"], read_lines(run.metrics_path)
     for part in ("start_s", "compile_s", "train_s", "save_s", "eval_s"):
-        assert f"  {part}: planned" in said
+        label, _ = FIGURES[part]
+        assert re.search(rf"^  {label} +\S.* \(planned ", said, re.MULTILINE), said
         assert part in plan["predicted"]
     found = plan["measured"]
     others = [line["step_s"] for line in lines if "start_s" not in line]
-    assert found["compile_s"] > 0.8, "the two first steps, each 0.4 s longer than others"
+    # The two first steps, each 0.4 s longer than others, whose own time is taken off as measured.
+    assert found["compile_s"] > 0.75
     usual = 2 * statistics.median(others)
     assert found["train_s"] == pytest.approx(sum(others) + usual)
     assert found["train_s"] + found["compile_s"] == pytest.approx(sum(x["step_s"] for x in lines))
